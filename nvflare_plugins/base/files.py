@@ -34,11 +34,9 @@ def written_atomically(path: Path, mode: int = 0o644) -> Iterator[BinaryIO]:
     """Open a file that is there whole once all has been written, and not at all if something fails."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}.partial")
     partial.unlink(missing_ok=True)  # of a process that was killed
-    # A name that others can guess, in a folder that may be theirs too: no link of theirs is followed.
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    descriptor = create_held(partial, mode)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            hold(descriptor)
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -48,10 +46,23 @@ def written_atomically(path: Path, mode: int = 0o644) -> Iterator[BinaryIO]:
         raise
 
 
-def hold(descriptor: int) -> None:
-    """Hold an open file until it is closed, or this process ends; on a volume without locks nothing is held."""
-    with suppress(OSError):
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+def create_held(path: Path, mode: int) -> int:
+    """Create a file, held until it is closed or this process ends; on a volume without locks it is not held.
+
+    Returns:
+        Its descriptor, for writing.
+
+    Raises:
+        OSError: it is there already, or cannot be made.
+    """
+    while True:
+        # A name that others can guess, in a folder that may be theirs too: no link of theirs is followed.
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.fstat(descriptor).st_nlink:
+            return descriptor
+        os.close(descriptor)  # before it was held, it was taken for a dead process's and removed
 
 
 def held_by_nobody(paths: Iterable[Path]) -> Iterator[Path]:
@@ -59,7 +70,7 @@ def held_by_nobody(paths: Iterable[Path]) -> Iterator[Path]:
     for path in paths:
         with suppress(OSError), path.open("r+b") as file:  # gone, another user's, or held
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(file.fileno()).st_nlink:
+            if os.path.samestat(os.fstat(file.fileno()), path.lstat()):
                 yield path
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from he_processors.errors import ProtocolError
-from nvflare_plugins.base.files import hold, make_folder, sync_folder
+from nvflare_plugins.base.files import create_held, make_folder, sync_folder
 
 # The format of evidence: canonical JSON lines in a hash chain, commitments to wire bytes, signed heads.
 #
@@ -350,8 +350,7 @@ class Lines:
 
     def __init__(self, path: Path, mode: int) -> None:
         make_folder(path.parent)
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-        hold(self._descriptor)
+        self._descriptor = create_held(path, mode)
         self._folder: Path | None = path.parent  # until the file's name is on the disk
         self._pending = bytearray()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nvflare_plugins.base.files import written_atomically
+from nvflare_plugins.base.files import create_held, held_by_nobody, written_atomically
 from nvflare_plugins.evidence.format import export_name
 from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.evidence.reader import (
@@ -127,6 +128,29 @@ def test_what_a_process_that_lives_writes_is_left_alone(tmp_path):
     log.round(0)
     assert read_log(log.close()).rounds and (tmp_path / "runs" / "model.json").read_bytes() == b"{}"
     assert not list(tmp_path.rglob("*.reserve"))
+
+
+def meanwhile(monkeypatch, act):
+    """Have something happen between a file's opening and its lock, once."""
+    acts, lock = [act], fcntl.flock
+    monkeypatch.setattr(fcntl, "flock", lambda *held: (acts and acts.pop()(), lock(*held))[1])
+
+
+def test_a_file_that_was_cleared_up_before_it_was_held_is_made_again(tmp_path, monkeypatch):
+    path = tmp_path / "log"
+    meanwhile(monkeypatch, path.unlink)
+    descriptor = create_held(path, 0o600)
+    os.write(descriptor, b"kept")
+    assert path.read_bytes() == b"kept" and list(held_by_nobody([path])) == []
+    os.close(descriptor)
+    assert list(held_by_nobody([path])) == [path]
+
+
+def test_a_file_that_was_finished_before_it_was_held_is_nobodys_to_end(tmp_path, monkeypatch):
+    path = tmp_path / "model.json.partial"
+    path.touch()
+    meanwhile(monkeypatch, lambda: path.rename(tmp_path / "model.json"))
+    assert list(held_by_nobody([path])) == []
 
 
 def test_a_log_whose_job_goes_on_or_of_another_certificate_stays_as_it_is(tmp_path):
