@@ -18,7 +18,7 @@ from nvflare_plugins.attempt.payment import spending_of
 from nvflare_plugins.attempt.run_folder import RunFolder
 from nvflare_plugins.attempt.session import Session, open_session, versions
 from nvflare_plugins.base.errors import PolicyRefusal
-from nvflare_plugins.base.failures import reason_of
+from nvflare_plugins.base.failures import reason_of, time_mends
 from nvflare_plugins.evidence.audit import protocol_facts
 from nvflare_plugins.evidence.format import SERVER, Content, Protection, export_name
 from nvflare_plugins.evidence.log import EvidenceLog
@@ -63,6 +63,11 @@ def gone_on(number: int, rounds: Sequence[RoundRow], how: str | None = None) -> 
     )
 
 
+def settings_of(job: Job) -> dict[str, Any]:
+    """Return what a report shows of a job."""
+    return {name: value for name, value in job.to_dict().items() if name not in _NOT_SHOWN}
+
+
 def now() -> str:
     """Return the time by this site's clock, ISO 8601 in UTC."""
     return datetime.now(UTC).isoformat(timespec="seconds")
@@ -77,6 +82,7 @@ class SiteAttempt:
         consents: names of this site's consents that have decided something so far.
         started: when the attempt began, ISO 8601 in UTC.
         notes: what this site's report says besides what the kind of job adds.
+        all_are_done: every site has its result on the disk, and this one has only to write its record.
     """
 
     job: Any
@@ -93,6 +99,7 @@ class SiteAttempt:
     consents: set[str] = field(default_factory=set)
     started: str = field(default_factory=now)
     notes: tuple[str, ...] = ()
+    all_are_done: bool = False
 
     def gather_sealed(self, purpose: str, content: bytes, kind: Kind = Kind.AGREEMENT) -> list[bytes]:
         """Give content to all sites, sealed under the group key; return that of all, in rank order."""
@@ -183,6 +190,8 @@ class SiteAttempt:
         """
         with _told("this site has its result; whether all others have theirs is not known"):
             self.channel.gather(Kind.CLOSING, b"")
+        self.evidence.flush_last()  # whoever ends this log finds that all were done
+        self.all_are_done = True
 
     def write_record(
         self,
@@ -213,7 +222,6 @@ class SiteAttempt:
             for (kind, codec), t in channel.traffic.items()
         )
         policy, names = self.context.policy, [one.name for one in data]
-        settings = {name: value for name, value in self.job.to_dict().items() if name not in _NOT_SHOWN}
         record = RunRecord(
             job_id=channel.job_id,
             attempt=channel.attempt,
@@ -222,7 +230,7 @@ class SiteAttempt:
             profile=self.job.profile,
             signed=self.session.signed,
             params=dict(params),
-            settings=settings,
+            settings=settings_of(self.job),
             rounds=tuple(self.rounds),
             traffic=traffic,
             versions=versions(),
@@ -351,6 +359,7 @@ def open_attempt(
             + (_SIMULATED if context.job_id == "simulate_job" else "submit the job anew")
         ) from None
     channel.recorder = evidence
+    attempt: SiteAttempt | None = None
     try:
         session = open_session(channel, context.identity, context.policy, job.KIND, _binding(job, context))
         channel.macs = session.macs
@@ -358,16 +367,20 @@ def open_attempt(
             check_server(context.server_speaks, session.protocol, job.KIND)
             channel.heads = _record_session(evidence, session, channel, context, protection)
             folder.write_policy(context.policy.allowed())
-            yield SiteAttempt(
+            attempt = SiteAttempt(
                 job, context, transport, timeout_s, progress, folder, channel, evidence, session, channel.heads
             )
+            yield attempt
         finally:
             session.close()
     except PrivacyError as error:
         evidence.abandon(str(error))
         raise PolicyRefusal(str(error)) from None
     except BaseException as error:  # whatever ends the attempt, the evidence ends with a record of it
-        evidence.abandon(reason_of(error))
+        if attempt is not None and attempt.all_are_done and waiting_s(job) is not None and time_mends(error):
+            evidence.let_go()  # late_end.py ends it
+        else:
+            evidence.abandon(reason_of(error))
         raise
     finally:
         evidence.close()

@@ -364,7 +364,7 @@ class EvidenceLog:
                 body = {"type": "end", "status": status, "reason": reason[:_MAX_REASON]}
                 self._append({**body, "time": time_text(self._clock())})
                 self._ended = True
-                self._flush_last()
+                self.flush_last()
 
     def flush(self) -> None:
         """Bring everything recorded so far to the disk."""
@@ -383,8 +383,8 @@ class EvidenceLog:
                 return self.path
             self.end("aborted", "the log was closed before the attempt had ended")
             self._seal()
-            self._flush_last()
-            self._let_go()
+            self.flush_last()
+            self.let_go()
             os.replace(self._partial, self.path)
             sync_folder(self.path.parent)
             return self.path
@@ -415,9 +415,9 @@ class EvidenceLog:
                 self.close()
             except (OSError, MemoryError) as error:
                 _log.error("the evidence of this attempt has no end: %s", reason_of(error))
-                self._let_go()
+                self.let_go()
 
-    def _flush_last(self) -> None:
+    def flush_last(self) -> None:
         """Bring the last records to the disk, if need be into the room that was set aside for them."""
         try:
             self.flush()
@@ -427,7 +427,8 @@ class EvidenceLog:
             self._reserve.unlink(missing_ok=True)
             self.flush()
 
-    def _let_go(self) -> None:
+    def let_go(self) -> None:
+        """Close the file as it is, without an end."""
         for file in (self._file, self._salts):
             if file is not None:
                 file.close()

@@ -400,6 +400,7 @@ def _is_completed(logs: Sequence[Log]) -> bool:
 PARTIAL_SUFFIX = ".partial"
 DIED = "the site's process ended without closing this log"
 MAX_ATTEMPTS = 99
+N_CLOSINGS = 2  # all agree on the result; all have it on the disk
 _FOLDER = re.compile(r"evidence_before_attempt_([1-9][0-9]?)")
 
 
@@ -473,13 +474,22 @@ def _last_of(path: Path) -> Earlier | None:
 def end_torn(partial: Path, signer: Signer | None, clock: Callable[[], datetime] = utc_now) -> None:
     """Close the log of a process that died, as its owner: what it had written stays, and its end says that it died.
 
+    If the party had heard that all sites had their results on the disk, the attempt was completed, and the end says so.
+
     A line that was torn when the process ended, and whatever else does not follow, is left out. A log of which nothing
     can be read is removed.
     """
     records, lines, head = _readable(partial)
+    path = partial.with_name(partial.name.removesuffix(PARTIAL_SUFFIX))
+    if records and records[-1]["type"] == "seal":  # it lacked its name alone
+        os.replace(partial, path)
+        sync_folder(path.parent)
+        _reserve_of(partial).unlink(missing_ok=True)
+        return
     if records:
         if records[-1]["type"] != "end":
-            body: Record = {"type": "end", "status": "aborted", "reason": DIED, "time": time_text(clock())}
+            status, reason = ("completed", "") if _all_have_written(records) else ("aborted", DIED)
+            body: Record = {"type": "end", "status": status, "reason": reason, "time": time_text(clock())}
             line, head = chain_line(head, {**body, "n": len(lines)})
             lines.append(line)
         seal: Record = {"type": "seal", "n": len(lines), "signature": None}
@@ -487,9 +497,20 @@ def end_torn(partial: Path, signer: Signer | None, clock: Callable[[], datetime]
         if signed and signer is not None:
             seal["signature"] = signer(seal_statement(seal, head)).hex()
         lines.append(chain_line(head, seal)[0])
-        write_durably(partial.with_name(partial.name.removesuffix(PARTIAL_SUFFIX)), b"\n".join(lines) + b"\n")
+        write_durably(path, b"\n".join(lines) + b"\n")
     partial.unlink()
     _reserve_of(partial).unlink(missing_ok=True)
+
+
+def all_have_written(partial: Path) -> bool:
+    """Return whether a log without end says that all sites had their results on the disk. Raises: OSError."""
+    return _all_have_written(_readable(partial)[0])
+
+
+def _all_have_written(records: Iterable[Record]) -> bool:
+    """Whether the last exchange of ``SiteAttempt.all_have_written`` was answered: the second of its kind."""
+    heard = [one for one in records if (one.get("kind"), one.get("direction")) == (Kind.CLOSING.name, "received")]
+    return len(heard) == N_CLOSINGS
 
 
 def _reserve_of(partial: Path) -> Path:

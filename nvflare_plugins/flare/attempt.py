@@ -23,13 +23,13 @@ from nvflare_plugins.base.files import make_folder, write_atomically
 from nvflare_plugins.base.formatting import printable
 from nvflare_plugins.evidence.format import SERVER, export_name
 from nvflare_plugins.evidence.log import EvidenceLog
-from nvflare_plugins.evidence.reader import MAX_ATTEMPTS, before_attempt, earlier_log, put_aside
+from nvflare_plugins.evidence.reader import MAX_ATTEMPTS, N_CLOSINGS, before_attempt, earlier_log, put_aside
 from nvflare_plugins.flare.metrics import ServerMetrics
 from nvflare_plugins.flare.timeouts import DISK_ANSWER_S, REPORT_S, SILENCE_LIMIT_S, START_SILENCE_S, STOP_ANSWER_S
 from nvflare_plugins.flare.transport import Cell, FrameServer
 from nvflare_plugins.flare.work import Beats
 from nvflare_plugins.wire.aggregation import Aggregator, OpenSum
-from nvflare_plugins.wire.envelope import ATTEMPT_BYTES, Frame, Phase, Transfer
+from nvflare_plugins.wire.envelope import ATTEMPT_BYTES, Frame, Kind, Phase, Transfer
 
 COMPLETED = "completed"
 FAILED = "failed"
@@ -133,6 +133,8 @@ class ServedJob:
         metrics: the server's own numbers of the job.
         open_plugin: adds messages of the job's plugin, where the server's policy pins it.
         before: an attempt that a process before this one has led, and why that has ended; its sites are told.
+        waits_s: how long the job waits for a lost site, also for the report of one that is lost when all have their
+            result; None if it does not.
     """
 
     job_id: str
@@ -144,6 +146,7 @@ class ServedJob:
     metrics: ServerMetrics | None = None
     open_plugin: OpenSum | None = None
     before: tuple[str, str] | None = None
+    waits_s: float | None = None
 
 
 class ServerAttempt:
@@ -180,7 +183,8 @@ class ServerAttempt:
         self.sites = sorted(site_cells)
         self._job_id, self._profile, self._folder = job.job_id, job.profile, job.folder
         self._lock, self._clock = threading.Lock(), clock
-        self._report_s = max(REPORT_S, job.deadline_s)
+        self._report_s, self._waits = max(REPORT_S, job.deadline_s, job.waits_s or 0.0), job.waits_s is not None
+        self._n_closings, self._awaited_late = 0, frozenset[str]()
         self._reason: str | None = None
         self._reports: dict[str, SiteReport] = {}
         self._metrics = job.metrics
@@ -256,13 +260,18 @@ class ServerAttempt:
         """The sites of which nothing was heard yet."""
         return [site for site in self.awaited if not self._frames.life_signs.has_begun(site)]
 
+    @property
+    def _only_reports_are_missing(self) -> bool:
+        """Whether all sites have their results, in a job that waits for what is still to come from them."""
+        return self._waits and self._n_closings >= N_CLOSINGS
+
     def poll(self) -> None:
         """Look after deadlines and signs of life; call about once a second."""
         self._note_metrics()
         silent = [site for site in self.missing if self._is_silent(site)]
         signs = self._frames.life_signs
         slow = [one for one in self.missing if signs.lasted_s > START_SILENCE_S and not signs.has_begun(one)]
-        self._gone = frozenset(silent).union(slow)
+        self._gone = frozenset() if self._only_reports_are_missing else frozenset(silent).union(slow)
         if silent:
             hint = " (all sites at once: look at this server's own connection first)" if silent == self.sites else ""
             self.lose(
@@ -276,15 +285,20 @@ class ServerAttempt:
         self._aggregator.expire()  # last: a site that is not there is lost, and not late
         if self._completed_at is not None and self._clock() - self._completed_at > self._report_s and self.missing:
             late = ", ".join(self.missing)
+            though = "" if silent else ", though it gives signs of life"
             self.fail(
-                f"no result from {late} within {self._report_s:.0f} s after the first site had ended, though it gives "
-                "signs of life. Remedy: look at its disk and at the log of FLARE there; if it was still writing a "
-                "long result, give the job a longer deadline_s"
+                f"no result from {late} within {self._report_s:.0f} s after the first site had ended{though}. Remedy: "
+                "look at its disk and at the log of FLARE there; if it was still writing a long result, give the job a "
+                "longer deadline_s"
             )
 
     def _transfer(self, transfer: Transfer) -> None:
         self.has_trained = self.has_trained or transfer.frame.moment.phase is Phase.UPDATE
         self._evidence.transfer(transfer)
+        if transfer.frame.kind is Kind.CLOSING and transfer.direction == "sent":
+            self._n_closings += 1
+            if self._only_reports_are_missing and self._completed_at is None:
+                self._completed_at = self._clock()
         if self._metrics is not None:
             self._metrics.transfer(transfer)
 
@@ -308,7 +322,20 @@ class ServerAttempt:
         self.lose((), reason)
 
     def lose(self, sites: Iterable[str], reason: str) -> None:
-        """End the attempt because sites are lost; otherwise as ``fail``."""
+        """End the attempt because sites are lost; otherwise as ``fail``.
+
+        Where the job waits and all sites have their results, only reports are missing, and are waited for: the next
+        process of a lost site ends its record, and reports.
+        """
+        late = frozenset(sites)
+        if self._only_reports_are_missing and late and SERVER not in late:
+            if late - self._awaited_late:
+                logger.warning("all sites have their results, and a report is waited for: %s", reason)
+            self._awaited_late |= late
+        else:
+            self._end(late, reason)
+
+    def _end(self, sites: Iterable[str], reason: str) -> None:
         with self._lock:
             if self._reason is not None:
                 return
@@ -349,7 +376,7 @@ class ServerAttempt:
             if report.status == COMPLETED and self._completed_at is None:
                 self._completed_at = self._clock()
         if report.status == INTERRUPTED:
-            self.lose([site], f"{site}: {report.error}")
+            self._end([site], f"{site}: {report.error}")
         elif report.status in (FAILED, CANNOT_GO_ON):
             self.fail(f"{site}: {report.error or 'failed without saying why'}")
 

@@ -242,6 +242,7 @@ class JobController(Controller):
             metrics=self._metrics(job, job_id),
             open_plugin=self._open_plugin(job),
             before=standing.before(RESTARTED if on_sum is None else NOISE_IS_GONE),
+            waits_s=None if job_id == SimulatorConstants.JOB_NAME else waits_s,
         )
         taking_part = standing.members
         while True:

@@ -24,6 +24,7 @@ from nvflare.fuel.utils.validation_utils import JOB_NAME_PATTERN
 
 from he_processors.errors import ConfigurationError, ProtocolError, VeilBoostError
 from nvflare_plugins.attempt.job_context import CannotGoOn, Job, JobResult, RoundFacts, SiteContext, waiting_s
+from nvflare_plugins.attempt.late_end import end_late
 from nvflare_plugins.attempt.payment import spending_of
 from nvflare_plugins.attempt.run_folder import RunFolder
 from nvflare_plugins.base.checks import is_whole
@@ -33,7 +34,7 @@ from nvflare_plugins.base.files import takes_files
 from nvflare_plugins.base.formatting import printable
 from nvflare_plugins.evidence.format import export_name, is_name
 from nvflare_plugins.evidence.log import end_abandoned
-from nvflare_plugins.evidence.reader import MAX_ATTEMPTS, end_dead, put_aside, read_log, set_aside
+from nvflare_plugins.evidence.reader import MAX_ATTEMPTS, end_dead, put_aside, set_aside
 from nvflare_plugins.flare.attempt import (
     CANNOT_GO_ON,
     COMPLETED,
@@ -328,7 +329,7 @@ class JobExecutor(Executor):
         if waits_s is not None:
             run = _run_folder(fl_ctx)
             if noted_attempt(run) == task.attempt:  # FLARE gives the task of a process that died to the next one
-                if (done := _ended_well(context)) is not None:
+                if (done := self._end_late(task.job, context, abort_signal)) is not None:
                     return done
                 raise _DiedBefore("its job process had ended in the middle of this attempt, and another one is there")
             note_waiting(run, waits_s, task.attempt)
@@ -346,7 +347,8 @@ class JobExecutor(Executor):
         counted, shown = metrics.metered(transport), metrics.watched(progress)
         try:
             with metrics.running(lambda: transport.waiting_s):
-                return watch.wait(Work(lambda: kind.run(task.job, context, counted, timeout_s, shown)))
+                part = lambda: kind.run(task.job, context, counted, timeout_s, shown)  # noqa: E731
+                return watch.wait(Work(lambda: self._to_the_end(part, task.job, context, abort_signal)))
         except Stuck:
             guard.arm(JobReturnCode.ABORTED if abort_signal.triggered else JobReturnCode.EXCEPTION)
             raise
@@ -354,6 +356,29 @@ class JobExecutor(Executor):
             guard.dismiss()
             if watch.server_is_gone:  # FLARE would try without end to hand the report over
                 self.system_panic(f"VeilBoost job failed: {transport.abort_reason}", fl_ctx)
+
+    def _to_the_end(
+        self, part: Callable[[], JobResult], job: Job, context: SiteContext, abort_signal: Signal
+    ) -> JobResult:
+        """Do this site's part; a full disk after all sites had their result, in a job that waits, ends nothing."""
+        try:
+            return part()
+        except OSError as error:
+            late = self._end_late(job, context, abort_signal) if self._waits and time_mends(error) else None
+            if late is None:
+                raise
+            return late
+
+    def _end_late(self, job: Job, context: SiteContext, abort_signal: Signal) -> JobResult | None:
+        """As ``end_late``, once this site's disk takes it. Raises: VeilBoostError, OSError."""
+        while True:
+            try:
+                return end_late(job, context, kind_of(self.kind).kept)
+            except OSError as error:
+                if not time_mends(error) or abort_signal.triggered:
+                    raise
+                self.logger.warning(f"all sites have their result; this one's record waits: {error_text(error)}")
+            time.sleep(FIRST_PAUSE_S)
 
     def _metric_sender(self, task: JobTask, site: str, fl_ctx: FLContext) -> Callable[[str, float, int], None] | None:
         """Return a function that streams one metric to the server, at one site only."""
@@ -367,17 +392,6 @@ class JobExecutor(Executor):
                 send_analytic_dxo(self, dxo, context, METRICS_EVENT, fire_fed_event=True)
 
         return send
-
-
-def _ended_well(context: SiteContext) -> JobResult | None:
-    """Return what an attempt came to that an earlier process has ended well, as its evidence says; None if none has."""
-    try:
-        log = read_log(RunFolder(context.runs, context.job_id).evidence / export_name(context.site))
-    except (ProtocolError, OSError):
-        return None
-    if log.unfinished or not log.completed or not log.models or log.attempt != context.attempt.hex():
-        return None
-    return JobResult(log.models[-1]["hmac"], "an earlier process of this job had ended it, and died", {})
 
 
 class ProgressLog:

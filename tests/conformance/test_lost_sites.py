@@ -24,6 +24,9 @@ from nvflare.fuel.utils.class_utils import instantiate_class
 from dp_components.ledger import Ledger
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.job_context import LOST_SITE_FIELDS
+from nvflare_plugins.attempt.late_end import ENDED_LATE
+from nvflare_plugins.attempt.site_attempt import SiteAttempt
+from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.evidence.verification import verify
 from nvflare_plugins.flare import controller as controllers
 from nvflare_plugins.flare import executor as executors
@@ -32,8 +35,10 @@ from nvflare_plugins.flare.controller import TRAIN_TASK
 from nvflare_plugins.flare.kept_jobs import NOTE
 from nvflare_plugins.flare.kinds import KINDS
 from nvflare_plugins.flare.transport import TOPIC_FRAME
+from nvflare_plugins.pages.run_record import RunRecord
 from nvflare_plugins.recipes.recipe import JobRecipe
 from nvflare_plugins.site.data_refusals import Question, RefusalCount
+from nvflare_plugins.site.memory.registry import Registry
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.site.setup import set_up
 from tests.conformance.kind_cases import CASES
@@ -140,6 +145,10 @@ class Federation:
             self._context.set_prop(FLContextKey.DISCONNECTED_CLIENT_NAME, site, private=True, sticky=False)
             self.controller.handle_event(EventType.CLIENT_DISCONNECTED, self._context)
 
+    def kill(self, site: str) -> None:
+        """Let a site's process be dead from here on."""
+        self._dead.add(self._network.cells[f"{site}.{JOB_ID}"])
+
     def _rule(self, origin: str, topic: str, message: Message) -> int:
         cell = self._network.cells[origin]
         if cell in self._dead:
@@ -241,6 +250,42 @@ def test_a_full_disk_pauses_a_job_and_costs_nothing(tmp_path: Path, monkeypatch,
         whole = Federation(waiting(name), CASES[name].give(tmp_path / "whole"), []).run()
         boosters = [json.loads((one.folder(LOST) / "model.json").read_text())["learner"] for one in (finished, whole)]
         assert boosters[0]["gradient_booster"] == boosters[1]["gradient_booster"]
+
+
+@pytest.mark.parametrize(("name", "is_closed"), [*((name, False) for name in KINDS_THAT_WAIT), ("horizontal", True)])
+def test_a_process_that_dies_when_all_sites_have_the_result_costs_nothing(
+    tmp_path: Path, monkeypatch, name: str, is_closed: bool
+) -> None:
+    """Between the last exchange and the report: the next process ends evidence, memory, ledger and record."""
+    parties, write_record, died = CASES[name].give(tmp_path), SiteAttempt.write_record, list[bool]()
+    federation = Federation(waiting(name), parties, [])
+
+    def dying(attempt: SiteAttempt, *of: Any, **facts: Any) -> None:
+        if attempt.channel.site != LOST or is_closed:
+            write_record(attempt, *of, **facts)
+        if attempt.channel.site == LOST and not died:
+            died.append(True)
+            attempt.evidence.let_go()
+            monkeypatch.setattr(attempt.evidence, "abandon", lambda reason: None)
+            federation.kill(LOST)
+            raise JobAborted("the process is dead")
+
+    monkeypatch.setattr(SiteAttempt, "write_record", dying)
+    finished = federation.run()
+    assert died and finished.reason is None, finished.reason
+    assert finished.summary["attempts"] == 1 and not list(tmp_path.rglob(NOTE))
+    assert finished.summary["sites"][LOST]["summary"]["note"] == ENDED_LATE
+    evidence = verify([finished.evidence.parent])
+    assert evidence.sound and evidence.attempts[0].completed, [audit.failures for audit in evidence.attempts]
+    run = finished.folder(LOST)
+    assert any((run / result).is_file() for result in CASES[name].results) and not list(run.glob("checkpoint-*"))
+    assert is_closed is (ENDED_LATE not in RunRecord.read(run).notes) and (run / "report.html").is_file()
+    assert not [one for one in tmp_path.rglob("*") if one.suffix in (".partial", ".reserve")]
+    policy = SitePolicy.load(parties.workspace(LOST), LOST)
+    assert {one["state"] for one in Registry.open(policy).runs()} <= {"complete"}
+    for ledger in policy.ledgers.rglob("*.ledger"):
+        assert [one.state for one in Ledger(ledger, policy.ledger_heads).history().jobs] == ["closed"]
+    assert not any((run / kept).exists() for kept in KINDS[name].kept)
 
 
 def test_a_disk_that_stays_full_ends_the_job_at_its_deadline(

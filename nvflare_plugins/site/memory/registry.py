@@ -381,6 +381,11 @@ class Registry:
         """Record that the run ended well."""
         self._update(run, n_trees, "complete")
 
+    def complete_job(self, job_id: str) -> None:
+        """Record that all runs of a job ended well, with as many trees as its last checkpoint has."""
+        with self._memory.transaction() as db:
+            db.execute("UPDATE runs SET state = 'complete' WHERE job_id = ?", (job_id,))
+
     def cancel(self, run: Reservation) -> None:
         """Take a reservation back; only for a run that sent nothing private.
 

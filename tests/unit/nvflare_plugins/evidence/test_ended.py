@@ -73,7 +73,7 @@ def test_a_signed_session_is_sealed_with_the_same_key(tmp_path):
     evidence = tmp_path / "evidence"
     log = EvidenceLog(evidence / export_name("site-1"), "site-1", "job", "aa", "masks")
     log.session(sites=["site-1"], signed=True, versions={}, certificate="c", signer=lambda data: b"1", **facts)
-    log._let_go()  # as if the process had died
+    log.let_go()  # as if the process had died
     put_aside(evidence, 2, lambda data: signed.append(data) or b"\x02")
     (path,) = set_aside(tmp_path)[2]
     assert read_log(path).seal["signature"] == "02" and len(signed) == 1
