@@ -15,9 +15,11 @@ from nvflare_plugins.evidence.format import export_name
 from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.evidence.reader import (
     DIED,
+    all_have_written,
     before_attempt,
     dead_logs,
     end_dead,
+    end_torn,
     put_aside,
     read_log,
     set_aside,
@@ -99,6 +101,34 @@ def test_a_finished_log_stays_as_it_is(tmp_path):
     assert (tmp_path / before_attempt(3) / export_name("site-1")).read_bytes() == content
     put_aside(tmp_path / "evidence", 4, None)
     assert not (tmp_path / before_attempt(4)).exists()
+
+
+def torn_when_all_had_written(folder: Path, n_heard: int) -> Path:
+    log = EvidenceLog(folder / "evidence" / export_name("site-1"), "site-1", folder.name, "aa", "masks")
+    log.model("model.json", 3, b"\x01" * 32)
+    for counter in range(2):
+        for direction in ("sent", "received")[: 1 + (counter < n_heard)]:
+            log.record(direction, counter, "CLOSING", "finish 1", "PUBLIC", 0, b"", private=False)
+    log.flush()
+    log.let_go()
+    return log.path.with_name(f"{log.path.name}.partial")
+
+
+@pytest.mark.parametrize("n_heard", [1, 2])
+def test_an_attempt_was_completed_if_its_site_had_heard_that_all_have_their_results(tmp_path, n_heard):
+    partial = torn_when_all_had_written(tmp_path, n_heard)
+    assert all_have_written(partial) is (n_heard == 2)
+    end_torn(partial, None)
+    log = read_log(partial.with_suffix(""))
+    assert (log.completed, log.end["reason"]) == ((True, "") if n_heard == 2 else (False, DIED))
+
+
+def test_a_log_that_lacked_its_name_alone_gets_it(tmp_path):
+    partial = torn_when_all_had_written(tmp_path, 2)
+    end_torn(partial, None)
+    whole = partial.with_suffix("").rename(partial).read_bytes()
+    end_torn(partial, None)
+    assert partial.with_suffix("").read_bytes() == whole and not partial.exists()
 
 
 # -- jobs that do not wait --------------------------------------------------------------------------------------------

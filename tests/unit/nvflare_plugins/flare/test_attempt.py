@@ -24,6 +24,7 @@ from nvflare_plugins.flare import controller as controller_module
 from nvflare_plugins.flare.attempt import (
     COMPLETED,
     FAILED,
+    INTERRUPTED,
     ServedJob,
     ServerAttempt,
     SiteReport,
@@ -50,12 +51,12 @@ class Clock:
 
 
 class Federation:
-    def __init__(self, folder: Path, deadline_s: float = 60.0) -> None:
+    def __init__(self, folder: Path, deadline_s: float = 60.0, waits_s: float | None = None) -> None:
         network = Network()
         self.clock = Clock()
         cells = {site: f"{site}.job" for site in SITES}
         self.folder = folder
-        job = ServedJob("job", "masks", folder, deadline_s)
+        job = ServedJob("job", "masks", folder, deadline_s, waits_s=waits_s)
         cell = FakeCell(network, "server.job")
         self.attempt = ServerAttempt(job, cell=cell, site_cells=cells, clock=self.clock)
         self.cells = {site: FakeCell(network, name, site) for site, name in cells.items()}
@@ -305,6 +306,48 @@ def test_a_job_with_a_longer_deadline_waits_as_long_for_the_last_report(tmp_path
     assert federation.attempt.reason is None
     federation.pass_time(20.0, alive=SITES)
     assert "within 1200 s" in str(federation.attempt.reason) and "deadline_s" in str(federation.attempt.reason)
+
+
+@pytest.mark.parametrize(("n_closings", "waits_s", "goes_on"), [(2, 700.0, True), (1, 700.0, False), (2, None, False)])
+def test_a_site_that_is_lost_when_all_have_their_result_is_waited_for(
+    tmp_path: Path, n_closings: int, waits_s: float | None, goes_on: bool
+) -> None:
+    federation = Federation(tmp_path / "veilboost", waits_s=waits_s)
+    for _ in range(n_closings):
+        federation.gather(*SITES)
+    federation.attempt.lose(["site-2"], "site-2 has gone: its job process no longer answers")
+    assert (federation.attempt.reason is None) is goes_on and (federation.attempt.missing == list(SITES))
+    if goes_on:
+        federation.pass_time(690, ("site-1", "site-3"))
+        assert federation.attempt.reason is None and "site-2" in federation.attempt.awaited
+        for site in SITES:
+            federation.attempt.add_report(site, GOOD.to_dict())
+        assert federation.attempt.finish() is None
+
+
+def test_a_site_that_does_not_come_back_when_all_have_their_result_is_named(tmp_path: Path) -> None:
+    federation = Federation(tmp_path / "veilboost", waits_s=700.0)
+    for _ in range(2):
+        federation.gather(*SITES)
+    for site in ("site-1", "site-3"):
+        federation.attempt.add_report(site, GOOD.to_dict())
+    federation.pass_time(710, ())
+    assert str(federation.attempt.reason).startswith(
+        "no result from site-2 within 700 s after the first site had ended. "
+    )
+
+
+@pytest.mark.parametrize("cannot", ["server", "site"])
+def test_what_cannot_report_when_all_have_their_result_ends_the_attempt(tmp_path: Path, cannot: str) -> None:
+    """A server whose disk is full has not answered; a process that took no part knows nothing of the result."""
+    federation = Federation(tmp_path / "veilboost", waits_s=700.0)
+    for _ in range(2):
+        federation.gather(*SITES)
+    if cannot == "server":
+        federation.attempt.lose(["server"], "the server could not go on")
+    else:
+        federation.attempt.add_report("site-2", SiteReport(INTERRUPTED, "another one is there").to_dict())
+    assert federation.attempt.reason is not None
 
 
 def test_a_site_that_never_begins_has_longer(federation: Federation) -> None:
