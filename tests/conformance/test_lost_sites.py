@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import logging
 import os
 import re
+import shutil
 import threading
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -216,40 +219,72 @@ def test_a_process_that_always_dies_ends_the_job(tmp_path: Path) -> None:
 # -- what time mends ---------------------------------------------------------------------------------------------------
 
 
-def full_for_a_while(monkeypatch: pytest.MonkeyPatch, federation: Federation, owner: str, first: int, n: int) -> None:
-    """Let the disk of a machine refuse to sync n files, once the job has begun, from that number on."""
-    sync, n_synced, folder = os.fsync, [0], federation.root(owner)
+def full_for_a_while(
+    monkeypatch: pytest.MonkeyPatch, federation: Federation, owner: str, first: int, n: int
+) -> list[str]:
+    """Let the disk of a machine refuse n changes, once the job has begun, from that number on; return which it refused.
 
-    def fsync(descriptor: int) -> None:
-        if federation.tasks and Path(os.readlink(f"/proc/self/fd/{descriptor}")).is_relative_to(folder):
-            n_synced[0] += 1
-            if first <= n_synced[0] < first + n:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        sync(descriptor)
+    Changes are what ``os`` is asked to write, sync or rename; SQLite's pass Python by.
+    """
+    n_changes, folder, refused = itertools.count(1), federation.root(owner), list[str]()
 
-    monkeypatch.setattr(os, "fsync", fsync)
+    def refusing(change: Callable[..., Any], what: object, *of: Any, **named: Any) -> Any:
+        path = Path(os.readlink(f"/proc/self/fd/{what}") if isinstance(what, int) else os.fsdecode(what))
+        if federation.tasks and path.is_relative_to(folder) and first <= next(n_changes) < first + n:
+            refused.append(f"{change.__name__} {path.name}")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return change(what, *of, **named)
+
+    for change in (os.write, os.fsync, os.replace):
+        monkeypatch.setattr(os, change.__name__, partial(refusing, change))
     monkeypatch.setattr(executors, "FIRST_PAUSE_S", 0.05)
+    return refused
 
 
-@pytest.mark.parametrize("first", [4, *(pytest.param(number, marks=pytest.mark.slow) for number in (1, 12, 20))])
 @pytest.mark.parametrize("name", KINDS_THAT_WAIT)
-def test_a_full_disk_pauses_a_job_and_costs_nothing(tmp_path: Path, monkeypatch, name: str, first: int) -> None:
-    parties = CASES[name].give(tmp_path)
-    federation = Federation(waiting(name), parties, [])
-    full_for_a_while(monkeypatch, federation, LOST, first, 4)
-    finished = federation.run()
-    assert finished.reason is None, finished.reason
+def test_a_full_disk_pauses_a_job_and_costs_nothing(tmp_path: Path, monkeypatch, name: str) -> None:
+    finished, _ = run_with_a_full_disk(tmp_path, monkeypatch, name, LOST, 7, 6)
     assert finished.summary["attempts"] > 1
-    for site in parties.sites:
-        count = RefusalCount(SitePolicy.load(parties.workspace(site), site))
-        assert not any(count.counts(question) for question in Question)
-        for ledger in parties.workspace(site).rglob("*.ledger"):
-            assert 0 < Ledger(ledger).job_spent(JOB_ID).epsilon(1e-6) <= 1.0001 * CASES[name].fields["epsilon"]
     if name == "horizontal":
         monkeypatch.undo()
         whole = Federation(waiting(name), CASES[name].give(tmp_path / "whole"), []).run()
         boosters = [json.loads((one.folder(LOST) / "model.json").read_text())["learner"] for one in (finished, whole)]
         assert boosters[0]["gradient_booster"] == boosters[1]["gradient_booster"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("owner", [LOST, "server"])
+@pytest.mark.parametrize("name", KINDS_THAT_WAIT)
+def test_a_disk_that_is_full_at_any_moment_ends_no_job(tmp_path: Path, name: str, owner: str) -> None:
+    """One change after the other is refused, in a job for each, until none is left: half an hour for all."""
+    for number in itertools.count(1):
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            folder = tmp_path / str(number)
+            _, refused = run_with_a_full_disk(folder, monkeypatch, name, owner, number, 1)
+        shutil.rmtree(folder)
+        if not refused:
+            break
+    assert number > 15, "a job changes more"
+
+
+def run_with_a_full_disk(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, owner: str, first: int, n: int
+) -> tuple[Finished, list[str]]:
+    """Run a job while a disk refuses changes; hold that it ends well and costs what it does else."""
+    parties = CASES[name].give(folder)
+    federation = Federation(waiting(name), parties, [])
+    refused = full_for_a_while(monkeypatch, federation, owner, first, n)
+    finished = federation.run()
+    assert finished.reason is None, (first, refused, finished.reason)
+    evidence = verify([finished.evidence.parent])
+    assert evidence.sound, (first, refused, [audit.failures for audit in evidence.attempts])
+    for site in parties.sites:
+        assert any((finished.folder(site) / one).is_file() for one in CASES[name].results), (first, refused)
+        count = RefusalCount(SitePolicy.load(parties.workspace(site), site))
+        assert not any(count.counts(question) for question in Question)
+        for ledger in parties.workspace(site).rglob("*.ledger"):
+            assert 0 < Ledger(ledger).job_spent(JOB_ID).epsilon(1e-6) <= 1.0001 * CASES[name].fields["epsilon"]
+    return finished, refused
 
 
 @pytest.mark.parametrize(("name", "is_closed"), [*((name, False) for name in KINDS_THAT_WAIT), ("horizontal", True)])
