@@ -18,7 +18,8 @@ from nvflare_plugins.kinds.vertical import active_party, histogram_maker, key_ow
 from nvflare_plugins.kinds.vertical.histogram_maker import HistogramMaker
 from nvflare_plugins.kinds.vertical.key_owner import elgamal_owner
 from nvflare_plugins.wire.envelope import Kind
-from tests.integration.test_vertical_jobs import dies_in_round, nothing_written, same, sums_by_row
+from tests.integration.test_vertical_hostile import all_end_clearly
+from tests.integration.test_vertical_jobs import dies_in_round, same, sums_by_row
 from tests.support.federation import Parties, SiteDied, succeed
 from tests.support.vertical_jobs import PARAMS, central, federation, job, merged, run, table
 
@@ -124,12 +125,6 @@ def test_a_site_without_a_compiled_curve_refuses_before_anything_is_sent(parties
     outcomes = run(parties, job(**ELGAMAL))
     assert all(isinstance(one, VeilBoostError) for one in outcomes.values())
     assert any(isinstance(one, BackendUnavailable) and "paillier" in str(one) for one in outcomes.values())
-
-
-def all_end_clearly(parties: Parties, outcomes: dict, said: str) -> None:
-    assert all(isinstance(outcome, VeilBoostError) for outcome in outcomes.values()), outcomes
-    assert all(said in str(outcome) for outcome in outcomes.values()), outcomes
-    assert nothing_written(parties)
 
 
 def announced(monkeypatch, change) -> None:

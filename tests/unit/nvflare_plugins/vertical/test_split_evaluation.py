@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -21,28 +23,14 @@ from nvflare_plugins.growth.arithmetic import (
 from nvflare_plugins.growth.splits import Split
 from nvflare_plugins.kinds.vertical.tree_growth import PartyEvaluator
 from tests.support.examples import examples
+from tests.support.growth import tree_parameters
 
 F = np.float32
 UNIT = GradientUnit(-12, -11)
 
 
-def parameters(**changes) -> TreeParameters:
-    reals = {
-        "reg_lambda": 1,
-        "reg_alpha": 0,
-        "min_split_loss": 0,
-        "min_child_weight": 1,
-        "max_delta_step": 0,
-        "subsample": 1,
-        "colsample_bytree": 1,
-        "colsample_bylevel": 1,
-        "colsample_bynode": 1,
-    }
-    reals |= {name: value for name, value in changes.items() if name in reals}
-    monotone = changes.get("monotone", ())
-    return TreeParameters(
-        **{k: F(v) for k, v in reals.items()}, max_depth=6, max_leaves=0, lossguide=False, monotone=monotone
-    )
+def parameters(*, monotone: tuple[int, ...] = (), **changes) -> TreeParameters:
+    return dataclasses.replace(tree_parameters(changes), monotone=monotone)
 
 
 class Twin:
