@@ -109,7 +109,7 @@ def run_flare_job(recipe: JobRecipe, parties: Parties, abort_after: int | None =
     from nvflare.fuel.utils.class_utils import instantiate_class
 
     controller, executor = components(recipe, parties.folder / "exported")
-    network, signal, frames = Network(), Signal(), dict.fromkeys(parties.sites, 0)
+    network, signal, frames = Network(longest_s=0.0002), Signal(), dict.fromkeys(parties.sites, 0)
     known: set[tuple[object, ...]] = set()  # pieces: on a busy machine some are sent again, and count once
     server = parties.folder / "server"
     for root in (server, *(parties.workspace(site) for site in parties.sites)):

@@ -14,9 +14,10 @@ from nvflare_plugins.flare.transport import CHANNEL
 
 
 class Network:
-    """Delivers messages in threads of their own, as FLARE's frame pool does."""
+    """Delivers messages in threads of their own, as FLARE's frame pool does, each after ``longest_s`` at the most."""
 
-    def __init__(self) -> None:
+    def __init__(self, longest_s: float = 0.003) -> None:
+        self._longest_s = longest_s
         self.cells: dict[str, FakeCell] = {}
         self.rule: Callable[[str, str, Message], int] = lambda origin, topic, message: 1  # how many copies arrive
         self.log: list[tuple[str, str]] = []
@@ -31,7 +32,7 @@ class Network:
         callback = self.cells[target].callbacks.get((CHANNEL, topic)) if target in self.cells else None
         for _ in range(copies if callback is not None else 0):  # whoever is not there yet hears nothing
             copy = Message(dict(message.headers), payload)
-            delivery = threading.Timer(random.uniform(0, 0.003), callback, [copy])
+            delivery = threading.Timer(random.uniform(0, self._longest_s), callback, [copy])
             with self.lock:
                 self._under_way.append(delivery)
             delivery.start()
