@@ -77,7 +77,7 @@ class Federation:
     def __init__(self, recipe: JobRecipe, parties: Parties, dies_after: list[int], comes_back: bool = True) -> None:
         self.controller, self._executor = components(recipe, parties.folder / "exported")
         self._parties, self._dies_after, self._comes_back = parties, dies_after, comes_back
-        self._network, self._signal = Network(), Signal()
+        self._network, self._signal = Network(longest_s=0.0002), Signal()
         self._server = parties.folder / "server"
         self._frames: set[tuple[object, ...]] = set()
         self._threads: list[threading.Thread] = []
@@ -424,7 +424,7 @@ class Returning(Federation):
 
 @pytest.mark.usefixtures("impatient")
 def test_a_site_that_comes_back_later_is_told_and_hands_in_its_evidence(tmp_path: Path) -> None:
-    recipe, parties = going_on(tmp_path, num_rounds=40)
+    recipe, parties = going_on(tmp_path, num_rounds=20)
     federation = Returning(recipe, parties, [IN_TRAINING], comes_back=False)
     finished = federation.run()
     assert finished.reason is None, finished.reason
