@@ -10,7 +10,7 @@ from nvflare.fuel.f3.comm_config import CommConfigurator
 from nvflare.fuel.utils.config import ConfigFormat
 from nvflare.fuel.utils.config_factory import ConfigFactory
 
-from nvflare_plugins.flare.loading import load_or_stand_in
+from nvflare_plugins.flare.loading import end_if_left, load_or_stand_in
 
 # Where FLARE's processes look for settings: in the site's own folders, and never in a job's.
 #
@@ -24,6 +24,7 @@ class JobGuard(FLComponent):
 
     def __init__(self) -> None:
         super().__init__()
+        end_if_left()
         close_search()
         load_or_stand_in()
 

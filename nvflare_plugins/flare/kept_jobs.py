@@ -59,8 +59,8 @@ from nvflare_plugins.base.checks import is_whole
 from nvflare_plugins.base.files import held_by_nobody, write_durably
 from nvflare_plugins.evidence.reader import PARTIAL_SUFFIX, end_torn
 from nvflare_plugins.flare.attempt import EVIDENCE_FOLDER, RESULT_FOLDER, completed_at, failure_of
+from nvflare_plugins.flare.loading import LAUNCHED_BY, TOPIC_FAULT, died_early, note_step
 from nvflare_plugins.flare.loading import NOTE as STARTS
-from nvflare_plugins.flare.loading import TOPIC_FAULT, died_early, note_step
 from nvflare_plugins.flare.timeouts import (
     EXPIRE_POLL_S,
     FAULT_ANSWER_S,
@@ -377,6 +377,7 @@ def _hand_on(cell: Any, job_id: str, site: str) -> None:
 
 def keep_jobs() -> None:
     """Have FLARE's process of a site or server start jobs so that they are kept."""
+    os.environ[LAUNCHED_BY] = str(os.getpid())
     ClientProcessJobLauncher.launch_job = _launch_kept
     ServerProcessJobLauncher.launch_job = _launch_kept_on_server
     ServerEngine.abort_app_on_server = _abort_on_server

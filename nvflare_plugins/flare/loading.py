@@ -29,11 +29,14 @@ from nvflare.apis.executor import Executor
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
+from nvflare.apis.job_launcher_spec import JobReturnCode
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 AT_SITE, AT_SERVER = "nvflare_plugins.flare.executor", "nvflare_plugins.flare.controller"
 NOTE = "veilboost_starts.txt"
+LAUNCHED_BY = "VEILBOOST_LAUNCHED_BY"
+"""The variable in which FLARE's process tells those of jobs that it starts who it is."""
 TOPIC_FAULT = "fault"  # a site's FLARE process to the server: why the job's process there cannot take part
 MOST_CHARS = 500
 _NEEDED = ("numpy", "pandas", "pyarrow", "xgboost")  # at a site, also where it imports them later
@@ -58,6 +61,17 @@ _WHY = (  # what libraries say, in small letters -> what it means
     ),
 )
 logger = logging.getLogger(__name__)
+
+
+def end_if_left() -> None:
+    """End this process of a job if FLARE's that started it has ended, which starts the job again when it is back.
+
+    FLARE ends the processes of jobs with its own. But it watches the parent that one has when it has been loaded, and
+    by then that may be another: such a process would ask for tasks without end.
+    """
+    if os.environ.get(LAUNCHED_BY, str(os.getppid())) != str(os.getppid()):
+        logger.error("FLARE's process ended while this one of a job was being loaded, which ends with it")
+        os._exit(JobReturnCode.ABORTED)
 
 
 def load_fault(module: str) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import os
 import stat
 import zipfile
 from collections.abc import Iterable, Iterator
@@ -24,6 +25,7 @@ from nvflare.private.fed.server.server_engine import ServerEngine
 from nvflare.private.fed.utils.app_authz import AppAuthzService
 from nvflare.private.fed.utils.app_deployer import AppDeployer
 
+from nvflare_plugins.flare.loading import LAUNCHED_BY
 from nvflare_plugins.site.flare_boundary import FILES
 
 CLIENT, SERVER = "config/config_fed_client.json", "config/config_fed_server.json"
@@ -118,6 +120,7 @@ def _with_flag(content: bytes, flag: int) -> bytes:
 
 def undo_guard(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a test leave FLARE's classes as it found them, whatever a guard does to them."""
+    monkeypatch.setenv(LAUNCHED_BY, str(os.getppid()))
     for owner, name in (
         (AppDeployer, "deploy"),
         (DeployProcessor, "process"),

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 from nvflare.apis.fl_constant import CellMessageAuthHeaderKey
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.job_launcher_spec import JobReturnCode
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
@@ -20,7 +21,7 @@ from nvflare.fuel.f3.message import Message
 from nvflare.fuel.utils.class_utils import instantiate_class
 
 from he_processors.errors import BackendUnavailable
-from nvflare_plugins.flare import loading
+from nvflare_plugins.flare import components, loading
 from nvflare_plugins.flare.attempt import FAILED, SiteReport
 from nvflare_plugins.flare.controller import JobController
 from nvflare_plugins.flare.start_check import start_faults
@@ -41,6 +42,23 @@ BROKEN = [
     (BackendUnavailable("the native part has interface 3, and 4 is needed"), "interface 3, and 4 is needed"),
     (KeyError(SECRET), "broken: KeyError"),
 ]
+
+
+@pytest.mark.parametrize("launched_by", [None, str(os.getppid()), "0"])
+def test_a_process_whose_flare_ended_while_it_was_being_loaded_ends(
+    monkeypatch: pytest.MonkeyPatch, launched_by: str | None
+) -> None:
+    """FLARE itself would watch over the process that has taken the place of its own."""
+    if launched_by is None:
+        monkeypatch.delenv(loading.LAUNCHED_BY, raising=False)
+    else:
+        monkeypatch.setenv(loading.LAUNCHED_BY, launched_by)
+    codes: list[int] = []
+    monkeypatch.setattr(loading.os, "_exit", codes.append)
+    monkeypatch.setattr(components, "load_or_stand_in", lambda: None)
+    monkeypatch.setattr(components, "close_search", lambda: None)
+    components.JobGuard()
+    assert codes == ([JobReturnCode.ABORTED] if launched_by == "0" else [])
 
 
 @pytest.fixture
