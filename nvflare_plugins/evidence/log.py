@@ -146,7 +146,7 @@ class EvidenceLog:
         self._signer = signer
         self._head = GENESIS
         self._n_records = 0
-        self._ended = self._sealed = False
+        self._ended = self._sealed = self._is_named = False
         self._randomness = randomness
         self._clock = clock
         self._last_commitment: tuple[bytes | None, bytes, str] = (None, b"", "")
@@ -376,17 +376,19 @@ class EvidenceLog:
     def close(self) -> Path:
         """Seal the log with a last, signed record and give the file its finished name. Returns its path.
 
-        A log closed without ``end`` says that it was aborted.
+        A log closed without ``end`` says that it was aborted. After an OSError it may be closed again.
         """
         with self._lock:
-            if self._file is None:
-                return self.path
-            self.end("aborted", "the log was closed before the attempt had ended")
-            self._seal()
-            self.flush_last()
-            self.let_go()
-            os.replace(self._partial, self.path)
-            sync_folder(self.path.parent)
+            if self._file is not None:
+                self.end("aborted", "the log was closed before the attempt had ended")
+                self._seal()
+                self.flush_last()
+                self.let_go()
+            if self._sealed and not self._is_named:
+                if self._partial.exists():  # else the disk refused no name the last time, but its sync
+                    os.replace(self._partial, self.path)
+                sync_folder(self.path.parent)
+                self._is_named = True
             return self.path
 
     def _seal(self) -> None:

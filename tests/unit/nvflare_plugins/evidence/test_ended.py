@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import os
 import subprocess
@@ -91,6 +93,27 @@ def test_evidence_that_was_put_aside_is_never_overwritten(tmp_path):
     with pytest.raises(FileExistsError):
         put_aside(tmp_path / "evidence", 2, None)
     assert kept.read_bytes() == content
+
+
+@pytest.mark.parametrize("refused", ["replace", "fsync"])
+def test_a_log_whose_name_the_disk_refused_is_closed_again(tmp_path, monkeypatch, refused):
+    log = EvidenceLog(tmp_path / "evidence" / export_name("site-1"), "site-1", "job", "aa", "masks")
+    log.end("completed")
+    for path in (log.path, tmp_path / "evidence"):
+        monkeypatch.undo()
+        change = getattr(os, refused)
+
+        def full(what, *of, change=change, path=path):
+            at = Path(os.readlink(f"/proc/self/fd/{what}")) if isinstance(what, int) else Path(of[0])
+            if at == path:
+                raise OSError(errno.ENOSPC, "full")
+            return change(what, *of)
+
+        monkeypatch.setattr(os, refused, full)
+        with contextlib.suppress(OSError):
+            log.close()
+    monkeypatch.undo()
+    assert read_log(log.close()).completed and not list(tmp_path.rglob("*.partial"))
 
 
 def test_a_finished_log_stays_as_it_is(tmp_path):
