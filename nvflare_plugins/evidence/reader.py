@@ -398,7 +398,7 @@ def _is_completed(logs: Sequence[Log]) -> bool:
 
 
 PARTIAL_SUFFIX = ".partial"
-DIED = "the site's process ended without closing this log"
+DIED = "the process ended without closing this log"
 MAX_ATTEMPTS = 99
 N_CLOSINGS = 2  # all agree on the result; all have it on the disk
 _FOLDER = re.compile(r"evidence_before_attempt_([1-9][0-9]?)")
@@ -507,10 +507,14 @@ def all_have_written(partial: Path) -> bool:
     return _all_have_written(_readable(partial)[0])
 
 
-def _all_have_written(records: Iterable[Record]) -> bool:
-    """Whether the last exchange of ``SiteAttempt.all_have_written`` was answered: the second of its kind."""
-    heard = [one for one in records if (one.get("kind"), one.get("direction")) == (Kind.CLOSING.name, "received")]
-    return len(heard) == N_CLOSINGS
+def _all_have_written(records: Sequence[Record]) -> bool:
+    """Whether the last exchange of ``SiteAttempt.all_have_written`` was answered: the second of its kind.
+
+    A site records each answer that it received. The server receives from every site, and records each answer once.
+    """
+    answered = "sent" if records and records[0].get("role") == SERVER else "received"
+    found = [one for one in records if (one.get("kind"), one.get("direction")) == (Kind.CLOSING.name, answered)]
+    return len(found) == N_CLOSINGS
 
 
 def _reserve_of(partial: Path) -> Path:

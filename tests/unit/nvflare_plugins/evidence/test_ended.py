@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from nvflare_plugins.base.files import create_held, held_by_nobody, written_atomically
-from nvflare_plugins.evidence.format import export_name
+from nvflare_plugins.evidence.format import SERVER, export_name
 from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.evidence.reader import (
     DIED,
@@ -26,6 +26,7 @@ from nvflare_plugins.evidence.reader import (
     read_log,
     set_aside,
 )
+from nvflare_plugins.wire.envelope import Kind
 
 KILLED = """
 import os, signal, sys
@@ -93,6 +94,28 @@ def test_evidence_that_was_put_aside_is_never_overwritten(tmp_path):
     with pytest.raises(FileExistsError):
         put_aside(tmp_path / "evidence", 2, None)
     assert kept.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ("role", "directions", "is_completed"),
+    [
+        ("site", ["sent", "received", "sent"], False),
+        ("site", ["sent", "received", "sent", "received"], True),
+        ("server", ["received", "received"], False),
+        ("server", ["received", "received", "sent", "received", "received"], False),
+        ("server", ["received", "received", "sent", "received", "received", "sent"], True),
+    ],
+)
+def test_a_torn_log_is_completed_once_all_were_known_to_have_written(tmp_path, role, directions, is_completed):
+    """Of two sites and a server, whose closings are one message of each site, and one answer for both."""
+    name = SERVER if role == "server" else "site-1"
+    log = EvidenceLog(tmp_path / "evidence" / export_name(name), name, "job", "aa", "masks", role=role)
+    for number, direction in enumerate(directions):
+        log.record(direction, number, Kind.CLOSING.name, "FINISH", "PUBLIC", 0, b"", private=False)
+    log.flush_last()
+    log.let_go()
+    end_torn(log.path.with_name(f"{log.path.name}.partial"), None)
+    assert read_log(log.path).completed == is_completed
 
 
 @pytest.mark.parametrize("refused", ["replace", "fsync"])
