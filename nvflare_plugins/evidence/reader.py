@@ -401,6 +401,7 @@ PARTIAL_SUFFIX = ".partial"
 DIED = "the process ended without closing this log"
 MAX_ATTEMPTS = 99
 N_CLOSINGS = 2  # all agree on the result; all have it on the disk
+_TORN = re.compile(r"\..+\.[0-9]+\.[0-9]+\.partial")  # of ``written_atomically``, which holds it; no other is touched
 _FOLDER = re.compile(r"evidence_before_attempt_([1-9][0-9]?)")
 
 
@@ -539,8 +540,10 @@ def end_dead(runs: Path, goes_on: Callable[[str], bool], certificate: str, signe
     Raises:
         OSError: something cannot be written.
     """
-    torn = f".*{PARTIAL_SUFFIX}"  # of a file that appears whole or not at all
-    for partial in held_by_nobody([*runs.glob(torn), *runs.glob(f"*/{torn}")]):
+    torn = f".*{PARTIAL_SUFFIX}"
+    for partial in held_by_nobody(
+        one for one in [*runs.glob(torn), *runs.glob(f"*/{torn}")] if _TORN.fullmatch(one.name)
+    ):
         partial.unlink()
     ended = []
     for partial in dead_logs(runs):

@@ -29,6 +29,7 @@ from nvflare.fuel.data_event.data_bus import DataBus
 from nvflare.metrics.metrics_keys import MetricKeys, MetricTypes
 
 from nvflare_plugins.attempt.job_context import Progress, RoundFacts
+from nvflare_plugins.base.files import create_held
 from nvflare_plugins.pages.run_record import Spending
 from nvflare_plugins.wire.channel import Transport
 from nvflare_plugins.wire.envelope import Transfer, unpack_head
@@ -119,12 +120,13 @@ def replace_file(path: Path, content: bytes) -> None:
     """Replace a file whole, readable for all: the folder may be another user's, so that no name is trusted twice."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}.partial")
     partial.unlink(missing_ok=True)  # of a process that was killed
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    descriptor = create_held(partial, 0o644)
     try:
         with os.fdopen(descriptor, "wb") as file:
             os.fchmod(descriptor, 0o644)  # whatever the umask, and of this very file: the collector is another user
             file.write(content)
-        partial.replace(path)
+            file.flush()
+            partial.replace(path)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
