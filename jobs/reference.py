@@ -25,7 +25,6 @@ import dp_components.errors
 import he_processors.errors
 import nvflare_plugins.base.errors
 from nvflare_plugins import recipes
-from nvflare_plugins.base import failures
 from nvflare_plugins.base.declared import description_of, schema_of, words_of
 from nvflare_plugins.base.files import make_folder, write_atomically
 from nvflare_plugins.cli.main import COMMANDS
@@ -141,7 +140,7 @@ def filled(page: Path, tables: dict[str, str], text: str | None = None) -> str:
 
 def error_kinds() -> Iterator[tuple[str, str]]:
     """Yield the kinds of errors that a log names, with what they mean."""
-    for module in (he_processors.errors, nvflare_plugins.base.errors, dp_components.errors, failures):
+    for module in (he_processors.errors, nvflare_plugins.base.errors, dp_components.errors):
         for name, value in vars(module).items():
             is_own = inspect.isclass(value) and issubclass(value, Exception) and value.__module__ == module.__name__
             if is_own and name not in _ROOTS:
@@ -150,10 +149,10 @@ def error_kinds() -> Iterator[tuple[str, str]]:
 
 def machine_codes() -> Iterator[tuple[str, str, str]]:
     """Yield codes of the operating system, what they say, and what helps."""
-    for number, text in failures._REASONS.items():
+    for number, text in nvflare_plugins.base.errors._REASONS.items():
         what, _, remedy = text.partition(": ")
         yield errno.errorcode[number], what, remedy
-    what, _, remedy = failures._MEMORY.partition(": ")
+    what, _, remedy = nvflare_plugins.base.errors._MEMORY.partition(": ")
     yield "MemoryError", what, remedy
 
 

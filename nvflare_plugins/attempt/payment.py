@@ -17,8 +17,7 @@ from dp_components.events import Event, NeighbouringRelation, Release, event_doc
 from dp_components.ledger import Budget, Ledger, LedgerIdentity, Quote, ledger_files
 from he_processors.errors import ProtocolError
 from nvflare_plugins.attempt.job_context import SiteContext
-from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
-from nvflare_plugins.base.failures import DataRefusal, machine_failure
+from nvflare_plugins.base.errors import DataRefusal, JobAborted, PolicyRefusal, machine_failure
 from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.pages.run_record import Spending
 from nvflare_plugins.site.policy import SitePolicy

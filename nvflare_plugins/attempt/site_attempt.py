@@ -17,8 +17,7 @@ from nvflare_plugins.attempt.job_context import Job, JobResult, Progress, Silent
 from nvflare_plugins.attempt.payment import spending_of
 from nvflare_plugins.attempt.run_folder import RunFolder
 from nvflare_plugins.attempt.session import Session, open_session, versions
-from nvflare_plugins.base.errors import PolicyRefusal
-from nvflare_plugins.base.failures import reason_of, time_mends
+from nvflare_plugins.base.errors import PolicyRefusal, reason_of, time_mends
 from nvflare_plugins.evidence.audit import protocol_facts
 from nvflare_plugins.evidence.format import SERVER, Content, Protection, export_name
 from nvflare_plugins.evidence.log import EvidenceLog

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.base.failures import reason_of
+from nvflare_plugins.base.errors import reason_of
 from nvflare_plugins.base.files import write_atomically
 from nvflare_plugins.base.formatting import counted, printable
 from nvflare_plugins.cli.main import parse

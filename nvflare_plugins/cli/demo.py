@@ -20,8 +20,7 @@ import numpy as np
 import pandas as pd
 
 from he_processors.errors import ConfigurationError, ProtocolError
-from nvflare_plugins.base.errors import JobAborted
-from nvflare_plugins.base.failures import DataRefusal
+from nvflare_plugins.base.errors import DataRefusal, JobAborted
 from nvflare_plugins.base.files import make_folder, write_atomically, write_private_table
 from nvflare_plugins.base.formatting import printable, table_lines
 from nvflare_plugins.cli.options import Options, as_data_set

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.base.failures import reason_of
+from nvflare_plugins.base.errors import reason_of
 from nvflare_plugins.base.files import write_atomically
 from nvflare_plugins.base.formatting import fitted, printable
 from nvflare_plugins.cli.options import Options, as_data_set, check_output, own_policy

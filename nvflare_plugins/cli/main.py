@@ -23,7 +23,7 @@ import click
 from dp_components.errors import PrivacyError
 from he_processors.errors import VeilBoostError
 from nvflare_plugins.base.checks import check_path_letters
-from nvflare_plugins.base.failures import reason_of
+from nvflare_plugins.base.errors import reason_of
 from nvflare_plugins.base.formatting import printable
 from nvflare_plugins.cli import evidence, models, sites, training
 from nvflare_plugins.cli.options import SETTINGS, Options

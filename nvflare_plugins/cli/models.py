@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.base.failures import reason_of
+from nvflare_plugins.base.errors import reason_of
 from nvflare_plugins.base.files import write_atomically, write_private
 from nvflare_plugins.base.formatting import printable
 from nvflare_plugins.cli.options import (

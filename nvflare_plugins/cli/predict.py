@@ -20,7 +20,7 @@ import pandas as pd
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.run_folder import RunFolder
-from nvflare_plugins.base.failures import reason_of
+from nvflare_plugins.base.errors import reason_of
 from nvflare_plugins.base.files import write_atomically, write_result_blocks
 from nvflare_plugins.base.formatting import counted, printable
 from nvflare_plugins.cli.options import Options, as_data_set, check_output, own_policy

@@ -14,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.base.failures import DataRefusal
+from nvflare_plugins.base.errors import DataRefusal
 from nvflare_plugins.data.declaration import DataSet, IdForm
 from nvflare_plugins.data.table import Table
 from nvflare_plugins.data.tabular_files import TabularFile

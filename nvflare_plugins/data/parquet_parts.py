@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as arrow_parquet
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.base.failures import DataRefusal
+from nvflare_plugins.base.errors import DataRefusal
 from nvflare_plugins.data.declaration import DataSet, is_in_parts
 
 _FOOTER_END = 8  # bytes: the footer's length, and the format's mark

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from dp_components.split_candidates.candidates import Columns
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.base.failures import DataRefusal
+from nvflare_plugins.base.errors import DataRefusal
 from nvflare_plugins.base.formatting import near_name
 from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.data.labels import Label, columns_of, has_event, is_labelled, survival_bounds, words_of_label

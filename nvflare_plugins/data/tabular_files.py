@@ -21,7 +21,7 @@ import pyarrow.csv as arrow_csv
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.base.failures import DataRefusal, machine_failure
+from nvflare_plugins.base.errors import DataRefusal, machine_failure
 from nvflare_plugins.data import declaration
 from nvflare_plugins.data.parquet_parts import ParquetParts
 from nvflare_plugins.data.text_values import DatePattern, NumberFormat, days_in_frame, fitting_dates, fitting_formats

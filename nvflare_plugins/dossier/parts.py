@@ -27,7 +27,7 @@ from dp_components.events import event_document
 from dp_components.ledger import Ledger, LedgerHistory, ledger_files
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from nvflare_plugins.attempt.run_folder import MODEL, POLICY
-from nvflare_plugins.base.failures import reason_of
+from nvflare_plugins.base.errors import reason_of
 from nvflare_plugins.base.files import write_private
 from nvflare_plugins.evidence.audit import plugin_protection, threat_model
 from nvflare_plugins.evidence.reader import Log

@@ -46,7 +46,7 @@ from weakref import WeakValueDictionary
 
 from he_processors.errors import AuthenticationError, ProtocolError
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
-from nvflare_plugins.base.failures import DISK_IS_FULL, reason_of
+from nvflare_plugins.base.errors import DISK_IS_FULL, reason_of
 from nvflare_plugins.base.files import sync_folder
 from nvflare_plugins.evidence.format import (
     CLEAR_CODECS,

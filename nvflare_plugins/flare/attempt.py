@@ -18,7 +18,7 @@ from typing import Any
 from he_processors.errors import ConfigurationError, ProtocolError
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from nvflare_plugins.base.checks import check_plain
-from nvflare_plugins.base.failures import time_mends
+from nvflare_plugins.base.errors import time_mends
 from nvflare_plugins.base.files import make_folder, write_atomically
 from nvflare_plugins.base.formatting import printable
 from nvflare_plugins.evidence.format import SERVER, export_name

@@ -30,7 +30,7 @@ from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 from he_processors.errors import ConfigurationError, VeilBoostError
 from nvflare_plugins.attempt.job_context import Job, attempts_of, goes_on_without, waiting_s
 from nvflare_plugins.base.checks import checked_sites, shown
-from nvflare_plugins.base.failures import machine_failure, reason_of, time_mends
+from nvflare_plugins.base.errors import machine_failure, reason_of, time_mends
 from nvflare_plugins.evidence.format import is_name
 from nvflare_plugins.flare.attempt import FAILED, RESULT_FOLDER, ServedJob, ServerAttempt, note_refusal
 from nvflare_plugins.flare.kept_jobs import (

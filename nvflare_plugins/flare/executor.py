@@ -28,8 +28,7 @@ from nvflare_plugins.attempt.late_end import end_late
 from nvflare_plugins.attempt.payment import spending_of
 from nvflare_plugins.attempt.run_folder import RunFolder
 from nvflare_plugins.base.checks import is_whole
-from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
-from nvflare_plugins.base.failures import machine_failure, reason_of, time_mends
+from nvflare_plugins.base.errors import JobAborted, PolicyRefusal, machine_failure, reason_of, time_mends
 from nvflare_plugins.base.files import takes_files
 from nvflare_plugins.base.formatting import printable
 from nvflare_plugins.evidence.format import export_name, is_name

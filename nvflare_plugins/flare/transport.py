@@ -15,8 +15,7 @@ from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
 from nvflare.fuel.f3.message import Message
 
 from he_processors.errors import ProtocolError, VeilBoostError
-from nvflare_plugins.base.errors import JobAborted
-from nvflare_plugins.base.failures import machine_failure
+from nvflare_plugins.base.errors import JobAborted, machine_failure
 from nvflare_plugins.base.formatting import printable
 from nvflare_plugins.flare.timeouts import QUERY_INTERVAL_S, LifeSigns, resend_pause_s
 from nvflare_plugins.wire.aggregation import Aggregator, Arriving

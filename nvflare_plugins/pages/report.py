@@ -21,7 +21,7 @@ from typing import Any
 
 from he_processors.errors import ProtocolError
 from nvflare_plugins.base.declared import description_of
-from nvflare_plugins.base.failures import reason_of
+from nvflare_plugins.base.errors import reason_of
 from nvflare_plugins.base.files import write_atomically
 from nvflare_plugins.base.formatting import human_bytes, number
 from nvflare_plugins.evidence.audit import plugin_protection, release_of, threat_model

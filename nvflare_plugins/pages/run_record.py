@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.checks import too_old
-from nvflare_plugins.base.failures import reason_of
+from nvflare_plugins.base.errors import reason_of
 from nvflare_plugins.base.files import write_atomically
 from nvflare_plugins.base.formatting import printable, utc
 from nvflare_plugins.wire.envelope import is_larger_better

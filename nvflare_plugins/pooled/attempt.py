@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.session import ARITHMETIC, PLUGIN, Terms, agree, versions
 from nvflare_plugins.attempt.site_attempt import Reservations, SiteAttempt, reserve_together
-from nvflare_plugins.base.errors import PolicyRefusal
-from nvflare_plugins.base.failures import DataRefusal
+from nvflare_plugins.base.errors import DataRefusal, PolicyRefusal
 from nvflare_plugins.data.schema import Schema
 from nvflare_plugins.data.table import Table
 from nvflare_plugins.growth.arithmetic import grown_document

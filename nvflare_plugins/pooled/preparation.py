@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.job_context import OnLostSite, SiteContext
 from nvflare_plugins.attempt.run_folder import MODEL, RunFolder
-from nvflare_plugins.base.failures import DataRefusal
+from nvflare_plugins.base.errors import DataRefusal
 from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.data.identity import usable_ids
 from nvflare_plugins.data.table import Table, column_names, load_table, log_what_labels_lack

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
 from he_processors.fixed_point import exponent_of
-from nvflare_plugins.base.failures import DataRefusal
+from nvflare_plugins.base.errors import DataRefusal
 from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.data.table import Table, log_count
 from nvflare_plugins.growth.ranking import PairRules, Queries

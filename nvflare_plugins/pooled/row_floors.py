@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from he_processors.errors import ConfigurationError
 from he_processors.key_agreement import derive_key
 from nvflare_plugins.attempt.site_attempt import Reservations
-from nvflare_plugins.base.errors import PolicyRefusal
-from nvflare_plugins.base.failures import DataRefusal, Decider, TooFewRows
+from nvflare_plugins.base.errors import DataRefusal, Decider, PolicyRefusal, TooFewRows
 from nvflare_plugins.data.identity import row_tags
 from nvflare_plugins.data.table import Table
 from nvflare_plugins.growth.training import Draws

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.base.failures import machine_failure
+from nvflare_plugins.base.errors import machine_failure
 from nvflare_plugins.base.formatting import number, printable
 from nvflare_plugins.pages.charts import Bar, horizontal_bars, picture
 from nvflare_plugins.xgb import model_json

@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.base.failures import DataRefusal
+from nvflare_plugins.base.errors import DataRefusal
 from nvflare_plugins.base.formatting import printable
 from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.data.labels import label_of_words

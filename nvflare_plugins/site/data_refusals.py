@@ -30,8 +30,7 @@ from contextlib import contextmanager
 from enum import Enum
 
 from he_processors.errors import CapacityExceeded, ConfigurationError, VeilBoostError
-from nvflare_plugins.base.errors import PolicyRefusal
-from nvflare_plugins.base.failures import DataRefusal, Decider, TooFewRows, machine_failure
+from nvflare_plugins.base.errors import DataRefusal, Decider, PolicyRefusal, TooFewRows, machine_failure
 from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.site.policy_values import is_private

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.csv as arrow_csv
 import pyarrow.parquet as arrow_parquet
 
-from nvflare_plugins.base.failures import machine_failure
+from nvflare_plugins.base.errors import machine_failure
 from nvflare_plugins.data import tabular_files
 from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.data.parquet_parts import ParquetParts

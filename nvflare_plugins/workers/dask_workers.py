@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.base.failures import WorkerFailure, WorkerLost
+from nvflare_plugins.base.errors import WorkerFailure, WorkerLost
 from nvflare_plugins.data.declaration import Cluster, is_on_loopback, is_under_tls
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.workers import dask_connection

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from he_processors.errors import ConfigurationError, ProtocolError, VeilBoostError
-from nvflare_plugins.base.errors import JobAborted
-from nvflare_plugins.base.failures import WorkerFailure, reason_of
+from nvflare_plugins.base.errors import JobAborted, WorkerFailure, reason_of
 from nvflare_plugins.data.declaration import EXTERNAL, DataSet
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.wire.envelope import Phase, TrainingStep

@@ -27,7 +27,7 @@ import he_processors
 import he_processors.errors
 from he_processors.errors import ConfigurationError, VeilBoostError
 from nvflare_plugins.base import errors
-from nvflare_plugins.base.failures import reason_of
+from nvflare_plugins.base.errors import reason_of
 
 # What may go to a worker and come back: plain values, so that no object of ours, and no secret in one, is pickled.
 

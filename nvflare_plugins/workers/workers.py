@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from he_processors.errors import ConfigurationError, VeilBoostError
-from nvflare_plugins.base.failures import WorkerFailure, WorkerLost
+from nvflare_plugins.base.errors import WorkerFailure, WorkerLost
 from nvflare_plugins.base.formatting import counted, human_bytes
 from nvflare_plugins.pages.run_record import ReportSection
 from nvflare_plugins.site.policy import SitePolicy

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError, ProtocolError
-from nvflare_plugins.base.failures import HeldElsewhere
+from nvflare_plugins.base.errors import HeldElsewhere
 from nvflare_plugins.base.files import make_folder
 from nvflare_plugins.data.declaration import EXTERNAL, DataSet
 from nvflare_plugins.data.table import BLOCK_VALUES, Table

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.checks import expect, shown
-from nvflare_plugins.base.failures import DataRefusal
+from nvflare_plugins.base.errors import DataRefusal
 from nvflare_plugins.data.labels import SHOWN_FORMS, Label, has_event, is_labelled
 from nvflare_plugins.data.table import log_count
 from nvflare_plugins.wire.envelope import RANK_METRICS, BaseScoreSource

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from he_processors.errors import VeilBoostError
-from nvflare_plugins.base.failures import WorkerFailure
+from nvflare_plugins.base.errors import WorkerFailure
 from nvflare_plugins.kinds.alignment import intersection as blinding
 from nvflare_plugins.kinds.alignment.intersection import BlindingKey
 from nvflare_plugins.kinds.alignment.job import FILE, load_alignment

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from he_processors.errors import VeilBoostError
-from nvflare_plugins.base.failures import WorkerLost
+from nvflare_plugins.base.errors import WorkerLost
 from nvflare_plugins.kinds.alignment import intersection as blinding
 from nvflare_plugins.kinds.vertical import histogram_maker
 from tests.integration.test_vertical_jobs import nothing_written, overlapping, same

@@ -10,8 +10,7 @@ import pytest
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.job_context import Silent, SiteContext
-from nvflare_plugins.base.errors import PolicyRefusal
-from nvflare_plugins.base.failures import ROWS_TEXT, DataRefusal
+from nvflare_plugins.base.errors import ROWS_TEXT, DataRefusal, PolicyRefusal
 from nvflare_plugins.kinds.alignment.align import align_site
 from nvflare_plugins.kinds.alignment.job import AlignmentJob
 from nvflare_plugins.kinds.federboost_vertical.job import BucketJob

@@ -15,8 +15,7 @@ from dp_components.ledger import Ledger
 from he_processors.errors import ConfigurationError, ProtocolError, VeilBoostError
 from he_processors.randomness import OS_RANDOMNESS
 from nvflare_plugins.attempt.run_folder import RunFolder
-from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
-from nvflare_plugins.base.failures import DataRefusal
+from nvflare_plugins.base.errors import DataRefusal, JobAborted, PolicyRefusal
 from nvflare_plugins.evidence.format import export_name
 from nvflare_plugins.kinds.dpboost.job import KEPT_FILE, DpBoostJob
 from nvflare_plugins.kinds.dpboost.server import HASH_BYTES, KEY_BYTES, DpBoostServer, steps

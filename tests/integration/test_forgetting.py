@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.base.failures import REGISTRY_TEXT, ROWS_TEXT, DataRefusal
+from nvflare_plugins.base.errors import REGISTRY_TEXT, ROWS_TEXT, DataRefusal
 from nvflare_plugins.cli.main import main
 from nvflare_plugins.evidence.verification import find_evidence, verify
 from nvflare_plugins.flare.kinds import KINDS, read_job

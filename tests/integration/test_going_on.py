@@ -13,8 +13,7 @@ import pytest
 
 from he_processors.errors import ConfigurationError, VeilBoostError
 from nvflare_plugins.attempt.job_context import CannotGoOn
-from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
-from nvflare_plugins.base.failures import DataRefusal
+from nvflare_plugins.base.errors import DataRefusal, JobAborted, PolicyRefusal
 from nvflare_plugins.flare.kinds import KINDS
 from nvflare_plugins.kinds.horizontal import going_on
 from nvflare_plugins.kinds.horizontal.going_on import GradientMoves

@@ -12,7 +12,7 @@ import pytest
 import xgboost as xgb
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.base.failures import REGISTRY_TEXT, DataRefusal
+from nvflare_plugins.base.errors import REGISTRY_TEXT, DataRefusal
 from nvflare_plugins.pooled.row_floors import are_enough
 from nvflare_plugins.wire.envelope import Kind, unpack
 from tests.support.federation import Federation, central_model, leaf_difference, succeed

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from nvflare_plugins.base.failures import REGISTRY_TEXT
+from nvflare_plugins.base.errors import REGISTRY_TEXT
 from nvflare_plugins.cli.main import main
 from nvflare_plugins.pooled.job import HorizontalJob
 from tests.support.federation import Federation, central_model, leaf_difference, succeed

@@ -11,8 +11,7 @@ import xgboost as xgb
 
 from dp_components.events import GaussianEvent, NeighbouringRelation, Release
 from he_processors.errors import ConfigurationError, ProtocolError
-from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
-from nvflare_plugins.base.failures import ROWS_TEXT
+from nvflare_plugins.base.errors import ROWS_TEXT, JobAborted, PolicyRefusal
 from nvflare_plugins.evidence.verification import verify
 from nvflare_plugins.kinds.private_trees import noisy_sums
 from nvflare_plugins.kinds.private_trees import training as private_site

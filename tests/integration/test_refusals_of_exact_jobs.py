@@ -17,8 +17,16 @@ import pandas as pd
 import pytest
 
 from he_processors.errors import CapacityExceeded, ConfigurationError
-from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
-from nvflare_plugins.base.failures import REGISTRY_TEXT, ROWS_TEXT, DataRefusal, Decider, TooFewRows, reason_of
+from nvflare_plugins.base.errors import (
+    REGISTRY_TEXT,
+    ROWS_TEXT,
+    DataRefusal,
+    Decider,
+    JobAborted,
+    PolicyRefusal,
+    TooFewRows,
+    reason_of,
+)
 from nvflare_plugins.flare.executor import error_text
 from nvflare_plugins.pooled import preparation
 from nvflare_plugins.pooled.processors import BUILT_IN

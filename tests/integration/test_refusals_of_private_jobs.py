@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 from nvflare_plugins.attempt.job_context import SiteContext
-from nvflare_plugins.base.errors import PolicyRefusal
-from nvflare_plugins.base.failures import ROWS_TEXT, DataRefusal
+from nvflare_plugins.base.errors import ROWS_TEXT, DataRefusal, PolicyRefusal
 from nvflare_plugins.kinds.dpboost.job import DpBoostJob
 from nvflare_plugins.kinds.dpboost.training import prepare as prepare_dpboost
 from nvflare_plugins.kinds.private_trees.training import prepare as prepare_trees

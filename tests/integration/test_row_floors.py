@@ -9,8 +9,7 @@ import pandas as pd
 import pytest
 import xgboost as xgb
 
-from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
-from nvflare_plugins.base.failures import ROWS_TEXT
+from nvflare_plugins.base.errors import ROWS_TEXT, JobAborted, PolicyRefusal
 from nvflare_plugins.site.data_refusals import RefusalCount
 from nvflare_plugins.site.policy import SitePolicy
 from tests.support.federation import Federation, central_model, leaf_difference, succeed

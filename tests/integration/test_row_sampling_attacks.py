@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.base.failures import ROWS_TEXT, DataRefusal, TooFewRows
+from nvflare_plugins.base.errors import ROWS_TEXT, DataRefusal, TooFewRows
 from nvflare_plugins.growth.sampling import XGBoostRandom, sampled_rows
 from nvflare_plugins.growth.site_sums import SiteSums
 from nvflare_plugins.kinds.horizontal import site as site_module

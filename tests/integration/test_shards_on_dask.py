@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from he_processors.errors import VeilBoostError
-from nvflare_plugins.base.failures import WorkerFailure, WorkerLost
+from nvflare_plugins.base.errors import WorkerFailure, WorkerLost
 from nvflare_plugins.pooled import shards
 from nvflare_plugins.pooled.job import HorizontalJob
 from tests.support.federation import Federation, succeed

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from nvflare_plugins.base.failures import TooFewRows
+from nvflare_plugins.base.errors import TooFewRows
 from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.pooled.row_floors import TOO_FEW
 from nvflare_plugins.wire.envelope import unpack

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from he_processors.errors import VeilBoostError
-from nvflare_plugins.base.failures import WorkerFailure
+from nvflare_plugins.base.errors import WorkerFailure
 from nvflare_plugins.kinds.tuning.job import TuningJob
 from nvflare_plugins.kinds.tuning.site import run_tuning_site
 from nvflare_plugins.site.memory.store import Memory

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from he_processors.errors import VeilBoostError
-from nvflare_plugins.base.failures import WorkerFailure
+from nvflare_plugins.base.errors import WorkerFailure
 from nvflare_plugins.kinds.alignment import intersection as blinding
 from nvflare_plugins.kinds.alignment.job import FILE as ALIGNMENT_FILE
 from nvflare_plugins.kinds.vertical import histogram_maker as passive

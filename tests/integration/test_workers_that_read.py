@@ -15,7 +15,7 @@ import pytest
 
 from dp_components.events import GaussianEvent, NeighbouringRelation, Release
 from he_processors.errors import ConfigurationError, VeilBoostError
-from nvflare_plugins.base.failures import WorkerFailure, WorkerLost
+from nvflare_plugins.base.errors import WorkerFailure, WorkerLost
 from nvflare_plugins.kinds.private_trees.job import PrivateTreesJob
 from nvflare_plugins.pooled import growing as grown_training
 from nvflare_plugins.pooled.job import HorizontalJob

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import xgboost as xgb
 
-from nvflare_plugins.base.failures import DataRefusal
+from nvflare_plugins.base.errors import DataRefusal
 from nvflare_plugins.kinds.vertical.job import check_vertical_parameters
 from nvflare_plugins.kinds.vertical.key_owner import (
     ClearGradientOwner,

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from he_processors.errors import VeilBoostError
-from nvflare_plugins.base.failures import REGISTRY_TEXT, ROWS_TEXT, DataRefusal
+from nvflare_plugins.base.errors import REGISTRY_TEXT, ROWS_TEXT, DataRefusal
 
 
 @contextmanager

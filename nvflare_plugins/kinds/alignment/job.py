@@ -21,7 +21,7 @@ from nvflare_plugins.attempt.job_context import JobDocument, SiteContext
 from nvflare_plugins.attempt.run_folder import RunFolder
 from nvflare_plugins.base.checks import expect
 from nvflare_plugins.base.declared import Name, Seconds, Words, document
-from nvflare_plugins.base.failures import DataRefusal
+from nvflare_plugins.base.errors import DataRefusal
 from nvflare_plugins.base.files import write_durably
 from nvflare_plugins.data.identity import load_ids
 from nvflare_plugins.site.memory.alignments import AlignmentRegistry

@@ -16,7 +16,7 @@ from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.attempt.job_context import JobResult, SiteContext
 from nvflare_plugins.attempt.session import Terms, agree, versions
 from nvflare_plugins.attempt.site_attempt import Reservations, SiteAttempt, SitePart, reserve_together
-from nvflare_plugins.base.failures import DataRefusal
+from nvflare_plugins.base.errors import DataRefusal
 from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.data.identity import usable_ids
 from nvflare_plugins.data.schema import Schema

@@ -39,7 +39,7 @@ from nvflare_plugins.attempt.plan import (
     warnings,
 )
 from nvflare_plugins.attempt.site_attempt import SiteAttempt
-from nvflare_plugins.base.failures import DataRefusal
+from nvflare_plugins.base.errors import DataRefusal
 from nvflare_plugins.base.files import write_private
 from nvflare_plugins.base.formatting import human_bytes
 from nvflare_plugins.kinds.federboost_vertical.job import BucketJob, Description, Unit

@@ -17,7 +17,7 @@ from dp_components.split_candidates.candidates import Candidates
 from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.attempt.job_context import JobResult, SiteContext
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart
-from nvflare_plugins.base.failures import DataRefusal
+from nvflare_plugins.base.errors import DataRefusal
 from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.data.table import is_plain_text
 from nvflare_plugins.evidence.format import PAID_IN, Content, Protection

@@ -23,8 +23,7 @@ from nvflare_plugins.attempt.job_context import LOST_SITE_FIELDS, CannotGoOn, Ea
 from nvflare_plugins.attempt.run_folder import MODEL, RunFolder
 from nvflare_plugins.attempt.site_attempt import Reservations, SiteAttempt, SitePart, gone_on
 from nvflare_plugins.attempt.worker_progress import watched
-from nvflare_plugins.base.errors import PolicyRefusal
-from nvflare_plugins.base.failures import DataRefusal
+from nvflare_plugins.base.errors import DataRefusal, PolicyRefusal
 from nvflare_plugins.base.formatting import counted
 from nvflare_plugins.data.declaration import EXTERNAL, DataSet
 from nvflare_plugins.data.table import Table

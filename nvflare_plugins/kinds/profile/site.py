@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from he_processors.errors import ProtocolError
 from nvflare_plugins.attempt.job_context import JobResult, SiteContext
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart
-from nvflare_plugins.base.failures import DataRefusal
+from nvflare_plugins.base.errors import DataRefusal
 from nvflare_plugins.base.files import write_private
 from nvflare_plugins.base.formatting import bounds
 from nvflare_plugins.data.table import Table, log_what_labels_lack

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.job_context import JobResult, SiteContext
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart
-from nvflare_plugins.base.failures import DataRefusal
+from nvflare_plugins.base.errors import DataRefusal
 from nvflare_plugins.data.table import Table, column_names
 from nvflare_plugins.evidence.audit import grown_fact
 from nvflare_plugins.growth.arithmetic import grown_document

@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError, ProtocolError
-from nvflare_plugins.base.failures import TooFewRows
+from nvflare_plugins.base.errors import TooFewRows
 from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.data.identity import row_tags, usable_ids
 from nvflare_plugins.data.table import Table, reading_as_told

@@ -33,8 +33,7 @@ from nvflare_plugins.base.declared import (
     Words,
     document,
 )
-from nvflare_plugins.base.errors import PolicyRefusal
-from nvflare_plugins.base.failures import DataRefusal
+from nvflare_plugins.base.errors import DataRefusal, PolicyRefusal
 from nvflare_plugins.base.formatting import human_bytes, human_seconds
 from nvflare_plugins.data.labels import LabelColumns, columns_of
 from nvflare_plugins.growth.arithmetic import ARITHMETICS

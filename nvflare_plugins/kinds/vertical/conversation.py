@@ -18,8 +18,7 @@ from typing import Any, Self
 from he_processors.errors import ProtocolError, VeilBoostError
 from nvflare_plugins.attempt.session import Session
 from nvflare_plugins.attempt.site_attempt import SiteAttempt
-from nvflare_plugins.base.errors import JobAborted
-from nvflare_plugins.base.failures import machine_failure, reason_of
+from nvflare_plugins.base.errors import JobAborted, machine_failure, reason_of
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.envelope import Kind
 

@@ -64,7 +64,7 @@ from he_processors.histogram.sums import (
 )
 from he_processors.paillier import PAILLIER, Encryptor, PaillierPrivateKey, owner_encryptor
 from nvflare_plugins.attempt.job_context import SiteContext
-from nvflare_plugins.base.failures import DataRefusal
+from nvflare_plugins.base.errors import DataRefusal
 from nvflare_plugins.evidence.audit import scheme_facts
 from nvflare_plugins.evidence.format import Protection
 from nvflare_plugins.growth.arithmetic import GradientUnit

@@ -26,8 +26,7 @@ from he_processors.histogram.sums import BinNoise
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from nvflare_plugins.attempt.payment import JobLedger
 from nvflare_plugins.attempt.site_attempt import SiteAttempt
-from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
-from nvflare_plugins.base.failures import DataRefusal
+from nvflare_plugins.base.errors import DataRefusal, JobAborted, PolicyRefusal
 from nvflare_plugins.kinds.vertical.guards import Guard, Step
 from nvflare_plugins.kinds.vertical.job import VerticalJob, VerticalProfile
 from nvflare_plugins.kinds.vertical.party_data import CutPoints, PartySet

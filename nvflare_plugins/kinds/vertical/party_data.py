@@ -17,7 +17,7 @@ from dp_components.split_candidates.candidates import Columns
 from he_processors.errors import ConfigurationError
 from he_processors.histogram.planner import BinCodes, BinLayout
 from nvflare_plugins.attempt.job_context import SiteContext
-from nvflare_plugins.base.failures import DataRefusal
+from nvflare_plugins.base.errors import DataRefusal
 from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.data.identity import canonical_ids
 from nvflare_plugins.data.labels import columns_of

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.attempt.job_context import SiteContext
 from nvflare_plugins.attempt.site_attempt import SiteAttempt
-from nvflare_plugins.base.failures import DataRefusal
+from nvflare_plugins.base.errors import DataRefusal
 from nvflare_plugins.base.files import write_atomically, write_results
 from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.data.identity import canonical_ids, load_ids

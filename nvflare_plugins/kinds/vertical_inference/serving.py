@@ -22,8 +22,7 @@ from he_processors.errors import ConfigurationError, ProtocolError, VeilBoostErr
 from nvflare_plugins.attempt.job_context import SiteContext
 from nvflare_plugins.attempt.run_folder import RunFolder
 from nvflare_plugins.attempt.site_attempt import now
-from nvflare_plugins.base.errors import PolicyRefusal
-from nvflare_plugins.base.failures import DataRefusal
+from nvflare_plugins.base.errors import DataRefusal, PolicyRefusal
 from nvflare_plugins.base.files import sync_folder, write_durably
 from nvflare_plugins.data.declaration import IdForm
 from nvflare_plugins.data.identity import canonical

@@ -26,8 +26,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from he_processors.errors import ProtocolError, VeilBoostError
-from nvflare_plugins.base.errors import JobAborted
-from nvflare_plugins.base.failures import machine_failure
+from nvflare_plugins.base.errors import JobAborted, machine_failure
 from nvflare_plugins.pooled.mediated.communicator import CALLS, SERVICE, reply_class, request_class
 from nvflare_plugins.pooled.mediated.grammar import FRAME_BYTES, MAX_MESSAGE_BYTES, Answers, HorizontalGrammar
 from nvflare_plugins.wire.envelope import TrainingStep

@@ -32,8 +32,7 @@ from numpy.typing import NDArray
 
 from dp_components.ledger import Alive
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.base.errors import PolicyRefusal
-from nvflare_plugins.base.failures import REGISTRY_TEXT, DataRefusal
+from nvflare_plugins.base.errors import REGISTRY_TEXT, DataRefusal, PolicyRefusal
 from nvflare_plugins.base.formatting import counted, fitted
 from nvflare_plugins.data.identity import overlap_of
 from nvflare_plugins.site.memory.store import Memory, drop_array, insert, keyed_hashes, load_array, store_array

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from dp_components.errors import PrivacyError
 from dp_components.ledger import Ledger, ledger_files
-from nvflare_plugins.base.errors import PolicyRefusal
-from nvflare_plugins.base.failures import DataRefusal
+from nvflare_plugins.base.errors import DataRefusal, PolicyRefusal
 from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.site.memory.store import (
     PERSONS,

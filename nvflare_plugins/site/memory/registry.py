@@ -27,8 +27,7 @@ from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
 from he_processors.key_agreement import derive_key
-from nvflare_plugins.base.errors import PolicyRefusal
-from nvflare_plugins.base.failures import REGISTRY_TEXT, DataRefusal
+from nvflare_plugins.base.errors import REGISTRY_TEXT, DataRefusal, PolicyRefusal
 from nvflare_plugins.base.formatting import counted, fitted
 from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.data.identity import DataRecord, Relation, identify, named_rows, overlap_of, row_tags

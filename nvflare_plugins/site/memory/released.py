@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nvflare_plugins.base.errors import PolicyRefusal
-from nvflare_plugins.base.failures import DataRefusal
+from nvflare_plugins.base.errors import DataRefusal, PolicyRefusal
 from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.site.memory import store
 from nvflare_plugins.site.policy import SitePolicy

@@ -29,8 +29,7 @@ from he_processors.errors import ConfigurationError
 from he_processors.randomness import OS_RANDOMNESS
 from nvflare_plugins.base.checks import too_old
 from nvflare_plugins.base.declared import values_of
-from nvflare_plugins.base.errors import PolicyRefusal
-from nvflare_plugins.base.failures import HeldElsewhere
+from nvflare_plugins.base.errors import HeldElsewhere, PolicyRefusal
 from nvflare_plugins.base.files import make_folder, sync_folder, write_private
 from nvflare_plugins.data.declaration import IdForm
 from nvflare_plugins.site.policy import SitePolicy

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from he_processors.curve.equal_logarithms import PROOF_BYTES
 from he_processors.errors import ProtocolError
-from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
-from nvflare_plugins.base.failures import REGISTRY_TEXT, DataRefusal
+from nvflare_plugins.base.errors import REGISTRY_TEXT, DataRefusal, JobAborted, PolicyRefusal
 from nvflare_plugins.data.declaration import VerticalRules
 from nvflare_plugins.evidence.format import Content, Protection
 from nvflare_plugins.kinds.alignment.align import _Offer, _reserve_together, align, confirm

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from he_processors.errors import ConfigurationError, ProtocolError
-from nvflare_plugins.base.failures import WorkerFailure, WorkerLost
+from nvflare_plugins.base.errors import WorkerFailure, WorkerLost
 from nvflare_plugins.kinds.alignment import intersection as blinding
 from nvflare_plugins.kinds.alignment.intersection import BlindingKey, Lists, SpreadKey, held_by, intersect
 from nvflare_plugins.kinds.alignment.job import FILE, load_alignment

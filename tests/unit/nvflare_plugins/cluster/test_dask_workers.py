@@ -20,7 +20,7 @@ import pytest
 
 from he_processors.errors import ConfigurationError
 from he_processors.histogram.planner import BinLayout
-from nvflare_plugins.base.failures import WorkerFailure, WorkerLost
+from nvflare_plugins.base.errors import WorkerFailure, WorkerLost
 from nvflare_plugins.data.declaration import Cluster, ClusterSecurity
 from nvflare_plugins.kinds.vertical.histogram_maker import CLEAR_CODE, histogram_maker
 from nvflare_plugins.kinds.vertical.key_owner import ClearGradientOwner, pair_format

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from he_processors.errors import ProtocolError
-from nvflare_plugins.base.failures import WorkerFailure, WorkerLost
+from nvflare_plugins.base.errors import WorkerFailure, WorkerLost
 from nvflare_plugins.workers import worker_connection
 from nvflare_plugins.workers.workers import Workers, WorkerSilent, collect
 from tests.support.workers_here import workers_here

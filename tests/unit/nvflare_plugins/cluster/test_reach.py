@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.base.failures import WorkerLost
+from nvflare_plugins.base.errors import WorkerLost
 from nvflare_plugins.cli.main import main
 from nvflare_plugins.data.declaration import Cluster, ClusterSecurity
 from nvflare_plugins.workers import dask_connection as reach

@@ -9,7 +9,7 @@ import pytest
 
 from he_processors.errors import ConfigurationError, VeilBoostError
 from he_processors.paillier import generate_paillier_key
-from nvflare_plugins.base.failures import WorkerFailure
+from nvflare_plugins.base.errors import WorkerFailure
 from nvflare_plugins.workers.worker_connection import REFUSED, PartHost, error_of, require_plain
 from nvflare_plugins.workers.workers import TRIAL, Workers, begin, collect, shard_rows
 from tests.support.workers_here import workers_here

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pytest
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.base.failures import DataRefusal
+from nvflare_plugins.base.errors import DataRefusal
 from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.data.table import load_table
 from nvflare_plugins.scoring.columns import PYTHON, matrix_of

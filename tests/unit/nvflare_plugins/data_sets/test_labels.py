@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.base.failures import DataRefusal
+from nvflare_plugins.base.errors import DataRefusal
 from nvflare_plugins.cli.check import use_of
 from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.data.labels import columns_of, label_of_words, words_of_label

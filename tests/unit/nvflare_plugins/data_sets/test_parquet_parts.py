@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.base.failures import DataRefusal
+from nvflare_plugins.base.errors import DataRefusal
 from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.data.identity import Relation, identify
 from nvflare_plugins.data.parquet_parts import ParquetParts

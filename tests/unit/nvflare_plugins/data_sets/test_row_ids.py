@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.base.failures import DataRefusal
+from nvflare_plugins.base.errors import DataRefusal
 from nvflare_plugins.data.declaration import DataSet, IdForm
 from nvflare_plugins.data.identity import canonical_ids, load_ids, usable_ids
 from tests.support.refusals import refused_for

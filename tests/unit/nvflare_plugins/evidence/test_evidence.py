@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from he_processors.errors import AuthenticationError, ProtocolError
-from nvflare_plugins.base.failures import reason_of
+from nvflare_plugins.base.errors import reason_of
 from nvflare_plugins.evidence import format as lines_module
 from nvflare_plugins.evidence import log as evidence_module
 from nvflare_plugins.evidence.format import (

@@ -16,8 +16,7 @@ from nvflare.apis.signal import Signal
 
 from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.attempt.job_context import JobResult
-from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
-from nvflare_plugins.base.failures import HeldElsewhere, WorkerFailure, WorkerLost, time_mends
+from nvflare_plugins.base.errors import HeldElsewhere, JobAborted, PolicyRefusal, WorkerFailure, WorkerLost, time_mends
 from nvflare_plugins.evidence.format import export_name
 from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.evidence.reader import DIED, MAX_ATTEMPTS, read_log

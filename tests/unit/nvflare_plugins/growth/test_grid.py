@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from he_processors.errors import CapacityExceeded
-from nvflare_plugins.base.failures import ROWS_TEXT
+from nvflare_plugins.base.errors import ROWS_TEXT
 from nvflare_plugins.growth.site_sums import WIDE_BITS, rows_on_grid
 from nvflare_plugins.pooled.job import HorizontalJob
 from tests.oracle.test_horizontal_equals_central import breast, regression

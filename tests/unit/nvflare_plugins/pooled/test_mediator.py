@@ -22,8 +22,7 @@ import pytest
 import xgboost as xgb
 
 from he_processors.errors import ProtocolError
-from nvflare_plugins.base.errors import JobAborted
-from nvflare_plugins.base.failures import time_mends
+from nvflare_plugins.base.errors import JobAborted, time_mends
 from nvflare_plugins.pooled.mediated import mediator as mediator_module
 from nvflare_plugins.pooled.mediated.communicator import SERVICE, reply_class, request_class
 from nvflare_plugins.pooled.mediated.grammar import HorizontalGrammar, Message, TrainingShape

@@ -17,8 +17,7 @@ import xgboost as xgb
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.plan import PlanRequest
-from nvflare_plugins.base.errors import PolicyRefusal
-from nvflare_plugins.base.failures import TooFewRows
+from nvflare_plugins.base.errors import PolicyRefusal, TooFewRows
 from nvflare_plugins.data.table import load_table
 from nvflare_plugins.evidence.verification import verify
 from nvflare_plugins.kinds.profile.site import Counted, count

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from he_processors.errors import ProtocolError
-from nvflare_plugins.base.errors import PolicyRefusal
-from nvflare_plugins.base.failures import WorkerFailure
+from nvflare_plugins.base.errors import PolicyRefusal, WorkerFailure
 from nvflare_plugins.workers import shards, worker_connection
 from nvflare_plugins.workers.shards import Ask, Conversation, lead, one_model, runs_of, said_of_model
 from tests.support.workers_here import workers_here

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 from he_processors.errors import ConfigurationError, VeilBoostError
-from nvflare_plugins.base.failures import WorkerFailure, WorkerLost
+from nvflare_plugins.base.errors import WorkerFailure, WorkerLost
 from nvflare_plugins.kinds.tuning import folds
 from nvflare_plugins.kinds.tuning.folds import runs_of_chosen
 from nvflare_plugins.kinds.tuning.job import TuningJob, in_trial

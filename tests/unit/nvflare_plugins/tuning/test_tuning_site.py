@@ -12,8 +12,7 @@ import pandas as pd
 import pytest
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.base.errors import PolicyRefusal
-from nvflare_plugins.base.failures import TooFewRows
+from nvflare_plugins.base.errors import PolicyRefusal, TooFewRows
 from nvflare_plugins.data.table import load_table
 from nvflare_plugins.evidence.verification import verify
 from nvflare_plugins.kinds.horizontal.site import run_site as run_horizontal_site

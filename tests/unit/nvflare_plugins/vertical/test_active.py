@@ -14,8 +14,7 @@ import xgboost as xgb
 
 from he_processors.errors import CapacityExceeded, ConfigurationError, ProtocolError
 from he_processors.fixed_point import REFUSED
-from nvflare_plugins.base.errors import JobAborted
-from nvflare_plugins.base.failures import DataRefusal
+from nvflare_plugins.base.errors import DataRefusal, JobAborted
 from nvflare_plugins.kinds.vertical import active_party as training
 from nvflare_plugins.kinds.vertical import messages
 from nvflare_plugins.kinds.vertical.key_owner import ClearGradientOwner, pair_format

@@ -10,8 +10,7 @@ import time
 import pytest
 
 from he_processors.errors import ProtocolError
-from nvflare_plugins.base.errors import JobAborted
-from nvflare_plugins.base.failures import time_mends
+from nvflare_plugins.base.errors import JobAborted, time_mends
 from nvflare_plugins.kinds.vertical.conversation import FlowControl, Responder
 from tests.support.conversations import PACE, PATIENCE_S, Site, answering, ask_once, asking, converse, end_of, shout
 

@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.base.errors import PolicyRefusal
-from nvflare_plugins.base.failures import REGISTRY_TEXT, DataRefusal
+from nvflare_plugins.base.errors import REGISTRY_TEXT, DataRefusal, PolicyRefusal
 from nvflare_plugins.site.memory.alignments import MOST_FAILURES, AlignmentRegistry
 from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.site.policy_values import Consents

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.base.errors import PolicyRefusal
-from nvflare_plugins.base.failures import DataRefusal
+from nvflare_plugins.base.errors import DataRefusal, PolicyRefusal
 from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.pooled import row_floors
 from nvflare_plugins.site.memory.forgetting import Forgetting, Queue, Standing, ToForget, split_of, without

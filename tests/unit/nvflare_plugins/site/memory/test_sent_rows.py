@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from he_processors.errors import VeilBoostError
-from nvflare_plugins.base.failures import DataRefusal
+from nvflare_plugins.base.errors import DataRefusal
 from nvflare_plugins.site.memory.released import SentRows
 from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.site.policy import SitePolicy, template

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.base.failures import machine_failure
+from nvflare_plugins.base.errors import machine_failure
 from nvflare_plugins.cli.main import main
 from nvflare_plugins.site.memory import store
 from nvflare_plugins.site.memory.store import FORMAT, MADE, NAME, Memory, store_array

@@ -13,10 +13,11 @@ from nvflare.apis.shareable import Shareable
 from he_processors.errors import CapacityExceeded, VeilBoostError
 from nvflare_plugins.attempt import site_attempt
 from nvflare_plugins.attempt.job_context import SiteContext
-from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
-from nvflare_plugins.base.failures import (
+from nvflare_plugins.base.errors import (
     DataRefusal,
     HeldElsewhere,
+    JobAborted,
+    PolicyRefusal,
     WorkerFailure,
     WorkerLost,
     machine_failure,
