@@ -9,6 +9,7 @@ LABEL ?=
 PROFILE ?= masks
 ROUNDS ?= 10
 CASES ?=
+MEANWHILE ?= :
 # A file of versions, such as .ci/demo.lock, to install those instead of the newest that are taken.
 LOCK ?=
 SEEDS ?= 0-99
@@ -35,9 +36,11 @@ demo: $(STAMP)
 # Types beside format, style and arrows between packages: about half a minute.
 lint: $(TOOLS)
 	@$(BIN)/mypy $(TYPED) & types=$$!; \
-	$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/lint-imports --no-cache; rest=$$?; \
+	$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/lint-imports --no-cache; rest=$$?; $(MEANWHILE); \
 	wait $$types && exit $$rest
 
+# While types are checked on one core, another compiles the tests, which each of the processes below would do for itself.
+test: MEANWHILE = $(BIN)/python -m pytest --collect-only -qq $(CASES) >/dev/null
 test: lint
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not poc and not gpu" $(CASES)
 

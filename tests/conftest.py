@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Generator
 from pathlib import Path
 
 # One thread a process, before anything loads OpenMP: the files of tests that run side by side are the parallelism, and
@@ -45,6 +47,17 @@ _SPEC.loader.exec_module(sys.modules["veilboost"])
 
 
 _SLOW = frozenset(f"tests/{line}" for line in Path(__file__).with_name("slow.txt").read_text().splitlines())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Look for no garbage in what is loaded and collected: it stays to the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

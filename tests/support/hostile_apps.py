@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import itertools
 import os
@@ -75,6 +76,7 @@ def of_kind(name: str, kind: int) -> zipfile.ZipInfo:
     return info
 
 
+@functools.cache
 def tricks() -> dict[str, object]:
     """Return archives that no job may be, by what is wrong with them. Their names alone are honest."""
     only_client = [(CLIENT, HONEST[CLIENT])]

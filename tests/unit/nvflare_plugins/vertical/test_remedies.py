@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import re
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -59,8 +59,10 @@ def text_of(node: ast.expr) -> str | None:
     return None
 
 
-def raised_texts() -> Iterator[tuple[str, str]]:
-    """Yield the place and the text of every argument of a call within a ``raise`` statement, or of a refusal."""
+@cache
+def raised_texts() -> list[tuple[str, str]]:
+    """Return the place and the text of every argument of a call within a ``raise`` statement, or of a refusal."""
+    found = set()
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text())):
             is_raise = isinstance(node, ast.Raise) and node.exc is not None
@@ -77,19 +79,18 @@ def raised_texts() -> Iterator[tuple[str, str]]:
                 for inner in ast.walk(node):
                     text = text_of(inner) if isinstance(inner, ast.expr) and id(inner) not in parts else None
                     if text:
-                        yield f"{path.name}:{inner.lineno}", text
-
-
-TEXTS = sorted(set(raised_texts()))
+                        found.add((f"{path.name}:{inner.lineno}", text))
+    return sorted(found)
 
 
 def test_texts_are_found():
-    joined = "\n".join(text for _, text in TEXTS)
-    assert len(TEXTS) > 150 and "Policy key: vertical.max_bins" in joined and "choose preset='guarded'" in joined
+    texts = [text for _, text in raised_texts()]
+    joined = "\n".join(texts)
+    assert len(texts) > 150 and "Policy key: vertical.max_bins" in joined and "choose preset='guarded'" in joined
 
 
 def test_consents_and_keys_that_stand_alone_exist():
-    for place, text in TEXTS:
+    for place, text in raised_texts():
         for head, name in re.findall(r"\b(consents|vertical)\.(\w+)\b", text):
             assert name in KEYS[head], (place, text)
     for key, _, remedy in inference_site._CONSENTS.values():
@@ -97,20 +98,20 @@ def test_consents_and_keys_that_stand_alone_exist():
 
 
 def test_options_exist_and_take_the_values_that_are_named():
-    for place, text in TEXTS:
+    for place, text in raised_texts():
         for name, value in re.findall(r"\b([a-z_]+)='?(\w+)'?", text):
             assert name in OPTIONS | PARAMETERS, (place, text)
             assert name not in CHOICES or value in CHOICES[name], (place, text)
 
 
 def test_commands_exist():
-    for place, text in TEXTS:
+    for place, text in raised_texts():
         for command in re.findall(r"veilboost ([a-z-]+)", text):
             assert command in COMMANDS, (place, text)
 
 
 def test_remedies_name_something_real():
-    for place, text in TEXTS:
+    for place, text in raised_texts():
         for remedy in re.findall(r"Remedy: (.+)", text):
             is_open = re.fullmatch(r"\{\}.*", remedy) is not None  # filled in by the caller, tested below
             is_request = "ask" in remedy or "bring" in remedy
