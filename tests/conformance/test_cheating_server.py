@@ -62,7 +62,7 @@ def test_a_changed_part_of_the_last_messages_is_noticed(name: str, kind: Kind, t
     assert_noticed(run_flare_job(recipe_of(name), CASES[name].give(tmp_path)), name, lie)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", quick(CASES, *ONE_OF_EACH))
 def test_a_changed_part_of_the_first_message_of_a_session_is_noticed(name: str, tmp_path: Path, monkeypatch) -> None:
     lie = Lie(monkeypatch, lambda first: first.operation is Operation.GATHER and first.tail > 0)
     assert_noticed(run_flare_job(recipe_of(name), CASES[name].give(tmp_path)), name, lie)

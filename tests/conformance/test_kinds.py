@@ -191,6 +191,7 @@ def test_the_evidence_of_all_verifies(finished: tuple[str, Finished]) -> None:
         assert log.path.read_bytes() == next(run.evidence.glob(f"{site}.*")).read_bytes()
 
 
+@pytest.mark.parametrize("finished", quick(CASES, *ONE_OF_EACH, "vertical_inference"), indirect=True)
 def test_an_abort_in_the_middle_leaves_evidence_and_no_result(finished: tuple[str, Finished], tmp_path: Path) -> None:
     name, whole = finished
     middle = whole.frames[SITES[-1]] // 2
@@ -205,7 +206,7 @@ def test_an_abort_in_the_middle_leaves_evidence_and_no_result(finished: tuple[st
     assert run.summary["status"] == "failed"
 
 
-@pytest.mark.parametrize("name", quick(CASES, *ONE_OF_EACH))
+@pytest.mark.parametrize("name", quick(CASES, "bagging", "horizontal"))
 def test_every_kind_runs_on_a_wheel_without_a_communicator(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,7 +231,7 @@ def test_xgboost_is_refused_by_name_where_its_wheel_has_no_communicator(
         assert not [site for site in SITES if (run.folder(site) / "run.json").exists()]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", quick(CASES, *ONE_OF_EACH))
 def test_an_unknown_wheel_stops_every_kind_by_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(xgb, "__version__", "3.5.0")
     run = run_flare_job(recipe_of(name), CASES[name].give(tmp_path))

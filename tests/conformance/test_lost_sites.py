@@ -428,7 +428,7 @@ class Returning(Federation):
 
 @pytest.mark.usefixtures("impatient")
 def test_a_site_that_comes_back_later_is_told_and_hands_in_its_evidence(tmp_path: Path) -> None:
-    recipe, parties = going_on(tmp_path, num_rounds=20)
+    recipe, parties = going_on(tmp_path, num_rounds=8)
     federation = Returning(recipe, parties, [IN_TRAINING], comes_back=False)
     finished = federation.run()
     assert finished.reason is None, finished.reason

@@ -24,6 +24,13 @@ from acme_noise.staircase import MECHANISM, Staircase  # type: ignore[import-not
 
 class TestStaircase(NoiseContract):
     mechanism = MECHANISM
+    epsilons = (1.0,)
+
+
+@pytest.mark.slow
+class TestStaircaseOfWideSteps(NoiseContract):
+    mechanism = MECHANISM
+    epsilons = (0.02,)
 
 
 @dataclass(frozen=True)

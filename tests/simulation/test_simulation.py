@@ -23,7 +23,8 @@ from tests.simulation.watchdog import StandsStill, guarded
 from tests.simulation.world import SERVER, Loss, Machines
 
 SEEDS = 300
-QUICK = (*range(20), 31, 39, 79, 119, 159)  # each job once, and each fault; further seeds run with the slow tests
+QUICK = (*range(20), 31, 79, 159)  # jobs once, and each fault; further seeds run with the slow tests
+DEAR = {"horizontal_ckks", "vertical_paillier"}  # beside one encrypted job of each kind of data
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -54,7 +55,8 @@ def test_what_was_found_once_is_mended(kind: str, seed: int) -> None:
 
 
 def test_every_job_has_seeds() -> None:
-    assert {job_of(seed) for seed in QUICK} == set(JOBS)
+    assert {job_of(seed) for seed in QUICK} == set(JOBS) - DEAR
+    assert {job_of(seed) for seed in range(SEEDS)} == set(JOBS)
 
 
 @pytest.mark.parametrize(
