@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from nvflare_plugins.pages import report
 from tests.support.federation import Federation
 from tests.support.hostile_jobs import small_table
 
@@ -16,3 +18,22 @@ def federation(tmp_path: Path) -> Federation:
     federation = Federation(tmp_path)
     federation.give_data("train", small_table())
     return federation
+
+
+_REPORTS = {"of": "first sites"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _reports_of_first_sites() -> Iterator[None]:
+    """Have only the first site of a job build its report: three are a fifth of a small job, and conformance has all."""
+    build = report.build_report
+    with pytest.MonkeyPatch.context() as patch:
+        is_built = lambda run: run.site == run.sites[0] or _REPORTS["of"] == "all sites"  # noqa: E731
+        patch.setattr(report, "build_report", lambda run, folder: build(run, folder) if is_built(run) else "")
+        yield
+
+
+@pytest.fixture
+def every_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have all sites build their reports."""
+    monkeypatch.setitem(_REPORTS, "of", "all sites")

@@ -24,7 +24,8 @@ from tests.conformance.kind_cases import CASES
 from tests.support import survival
 from tests.support.examples import quick
 from tests.support.federation import Federation, Parties, dies_at, succeed
-from tests.support.horizontal_jobs import job, table
+from tests.support.horizontal_jobs import BOUNDS, table
+from tests.support.horizontal_jobs import job as any_job
 from tests.support.private_federation import BUDGET, DATA, PrivateFederation, frame_of, job_of
 
 POLICY = {
@@ -34,6 +35,10 @@ POLICY = {
     "share_data_errors": False,
 }
 N_SITE, N_GONE = 800, 400
+
+
+def job(params: dict | None = None, num_rounds: int = 2, **fields: object) -> HorizontalJob:
+    return any_job(params, num_rounds, **{"cuts": "uniform", "cut_bounds": BOUNDS, **fields})
 
 
 def frame(n: int = 3 * N_SITE, seed: int = 0) -> pd.DataFrame:
@@ -53,6 +58,14 @@ def give(federation: Federation, parts: dict[str, np.ndarray], rows: pd.DataFram
 
 def forgetting(federation: Parties, site: str) -> Forgetting:
     return Forgetting(SitePolicy.load(federation.workspace(site), site))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Federation:
+    """Return sites with the rows of ``frame`` that have trained job august on them; each test has a copy."""
+    federation = federation_of(tmp_path_factory.mktemp("trained"), frame())
+    succeed(federation.run(job(), "august"))
+    return federation
 
 
 def ask(federation: Federation, rows: pd.DataFrame, counts: tuple[int, ...], first: int = 0) -> pd.DataFrame:
@@ -84,12 +97,11 @@ def parts_of(rows: pd.DataFrame, kept: pd.DataFrame) -> list[np.ndarray]:
     return [np.flatnonzero(left == number) for number in range(3)]
 
 
-_SPACED = {"num_rounds": 1, "cuts": "uniform", "cut_bounds": {f"f{i}": [-4, 4] for i in range(4)}}  # encryption is dear
 TRAININGS = {
-    "masks": job(num_rounds=3),
-    "plain": job(num_rounds=3, profile="plain"),
-    "bfv": job(profile="bfv", **_SPACED),
-    "ckks": job(profile="ckks", **_SPACED),
+    "masks": any_job(num_rounds=3),
+    "plain": any_job(num_rounds=3, profile="plain"),
+    "bfv": job(num_rounds=1, profile="bfv"),
+    "ckks": job(num_rounds=1, profile="ckks"),
     "cox": HorizontalJob("train", survival.FORMS["events"], {"objective": "survival:cox", "max_depth": 2}, 2),
 }
 
@@ -134,26 +146,22 @@ SMALL = {
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_smaller_batches_wait(tmp_path: Path, name: str) -> None:
-    rows = frame()
-    federation = federation_of(tmp_path, rows)
-    succeed(federation.run(job(), "august"))
+def test_smaller_batches_wait(tmp_path: Path, trained: Federation, name: str) -> None:
+    rows, federation = frame(), trained.copied(tmp_path)
     ask(federation, rows, SMALL[name])
     refused(federation, job(forgets="august"), "again")
     for site, n in zip(federation.sites, SMALL[name], strict=True):
         assert standing(federation, site) == ({Standing.WAITING: n} if n else {})
-    # Nothing was released: other jobs go on as before, with the rows of those who wait.
-    succeed(federation.run(job({"eta": 0.1}), "other"))
+    if name == "one person":  # nothing was released: other jobs go on as before, with the rows of those who wait
+        succeed(federation.run(job({"eta": 0.1}), "other"))
     if name == "too few":  # more come, and the batch is full
         ask(federation, rows, (20,) * 3, first=333)
         succeed(federation.run(job(forgets="august"), "later"))
         assert standing(federation, "site-3") == {Standing.FORGOTTEN: 353}
 
 
-def test_with_the_consent_of_every_site_concerned_one_is_enough(tmp_path: Path) -> None:
-    rows = frame()
-    federation = federation_of(tmp_path, rows)
-    succeed(federation.run(job(), "august"))
+def test_with_the_consent_of_every_site_concerned_one_is_enough(tmp_path: Path, trained: Federation) -> None:
+    rows, federation = frame(), trained.copied(tmp_path / "a")
     kept = ask(federation, rows, (1, 0, 0))
     federation.set_policy("site-1", consents={"recompute_with_changes": True, "plain_profile": True})
     succeed(federation.run(job(forgets="august"), "again"))
@@ -182,8 +190,6 @@ def test_the_difference_of_two_runs_is_the_row_and_only_a_batch_shows_no_row(tmp
         profile="plain",
         finest_exponent=-20,
         arithmetic="3.3",
-        cuts="uniform",
-        cut_bounds={f"f{i}": [-4, 4] for i in range(4)},
     )
     consents = {"recompute_with_changes": True, "plain_profile": True}
     alone = federation_of(tmp_path / "alone", rows, consents=consents)
@@ -258,7 +264,7 @@ def test_rows_of_who_waits_that_no_job_has_used_are_left_out_at_once(tmp_path: P
 DIES = {
     "before anything is counted": (Kind.EFFECTIVE_ROWS, 1),
     "in the first tree": (Kind.HISTOGRAM, 1),
-    "in the last tree": (Kind.HISTOGRAM, 7),
+    "in the last tree": (Kind.HISTOGRAM, 4),
     "when models are compared": (Kind.MODEL_CHECK, 1),
     "before all have written": (Kind.CLOSING, 2),
 }
@@ -267,11 +273,8 @@ DIES = {
 @pytest.mark.parametrize(
     "where", quick(DIES, "before anything is counted", "in the first tree", "before all have written")
 )
-def test_no_request_is_lost_or_done_too_early_wherever_a_machine_dies(tmp_path: Path, where: str) -> None:
-    rows = frame()
-    federation = federation_of(tmp_path / "a", rows)
-    training = job(num_rounds=3)
-    succeed(federation.run(training, "august"))
+def test_no_request_is_lost_or_done_too_early_wherever_a_machine_dies(tmp_path: Path, trained: Federation, where: str) -> None:
+    rows, training, federation = frame(), job(), trained.copied(tmp_path / "a")
     kept = ask(federation, rows, (N_GONE,) * 3)
     again = replace(training, forgets="august")
     outcomes = federation.run(again, "dead", tamper={"site-2": dies_at(*DIES[where])})
@@ -293,14 +296,14 @@ def test_no_request_is_lost_or_done_too_early_wherever_a_machine_dies(tmp_path: 
 def test_a_job_that_forgets_goes_on_from_its_own_checkpoint_and_from_none_that_saw_them(tmp_path: Path) -> None:
     rows = frame()
     federation = federation_of(tmp_path / "a", rows)
-    training = job(num_rounds=4, checkpoint_every=1)
+    training = job(num_rounds=3, checkpoint_every=1)
     succeed(federation.run(training, "august"))
     federation.run(
-        replace(training, params={**training.params, "eta": 0.2}), "lost", tamper={"site-2": dies_at(Kind.HISTOGRAM, 9)}
+        replace(training, params={**training.params, "eta": 0.2}), "lost", tamper={"site-2": dies_at(Kind.HISTOGRAM, 8)}
     )
     kept = ask(federation, rows, (N_GONE,) * 3)
     again = replace(training, forgets="august")
-    federation.run(again, "dead", tamper={"site-2": dies_at(Kind.HISTOGRAM, 9)})
+    federation.run(again, "dead", tamper={"site-2": dies_at(Kind.HISTOGRAM, 8)})
     succeed(federation.run(replace(again, resume_from="dead"), "resumed"))
     assert federation.model("resumed") == trained_on(tmp_path / "b", kept, training, parts_of(rows, kept))
     assert forgetting(federation, "site-3").replaced() == {"august": "resumed"}

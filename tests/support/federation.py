@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
+import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -251,6 +253,13 @@ class Parties:
     transfers: list[Transfer] = field(default_factory=list)
     said: dict[str, list[str]] = field(default_factory=dict)
     first_policy: ClassVar[dict[str, Any]] = {"unsigned_sessions": True, "share_data_errors": True}
+
+    def copied(self, folder: Path) -> Self:
+        """Return the same parties in another folder, with all that they keep: as if they had run the jobs there."""
+        shutil.copytree(self.folder, folder, dirs_exist_ok=True)
+        other = copy.copy(self)
+        other.folder, other.transfers, other.said = folder, [], {}
+        return other
 
     @property
     def sites(self) -> tuple[str, ...]:
