@@ -25,13 +25,15 @@ from tests.support.examples import slow
 from tests.support.federation import Federation, SiteDied, dies_at, succeed
 from tests.support.shards import in_shards
 
-ROUNDS = 4
+ROUNDS = 3
+BOUNDS = {f"x{number}": [-4.0, 4.0] for number in range(8)}  # a search for cuts would take half of a job
 LABEL = survival.FORMS["events"]
 PARAMS = {"objective": "survival:cox", "max_depth": 3, "max_bin": 16, "learning_rate": 0.5}
 
 
 def job(params: dict | None = None, **fields: Any) -> HorizontalJob:
-    return HorizontalJob("train", LABEL, {**PARAMS, **(params or {})}, **{"num_rounds": ROUNDS, **fields})
+    fields = {"num_rounds": ROUNDS, "cuts": "uniform", "cut_bounds": BOUNDS, **fields}
+    return HorizontalJob("train", LABEL, {**PARAMS, **(params or {})}, **fields)
 
 
 def sites(folder: Path, frame: pd.DataFrame | None = None, **policy: Any) -> Federation:

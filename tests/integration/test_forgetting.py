@@ -273,7 +273,9 @@ DIES = {
 @pytest.mark.parametrize(
     "where", quick(DIES, "before anything is counted", "in the first tree", "before all have written")
 )
-def test_no_request_is_lost_or_done_too_early_wherever_a_machine_dies(tmp_path: Path, trained: Federation, where: str) -> None:
+def test_no_request_is_lost_or_done_too_early_wherever_a_machine_dies(
+    tmp_path: Path, trained: Federation, where: str
+) -> None:
     rows, training, federation = frame(), job(), trained.copied(tmp_path / "a")
     kept = ask(federation, rows, (N_GONE,) * 3)
     again = replace(training, forgets="august")

@@ -26,7 +26,7 @@ from nvflare_plugins.xgb.continuation import with_last_round_weighed
 from nvflare_plugins.xgb.model_json import PARTS_ATTRIBUTE
 from tests.support.examples import slow
 from tests.support.federation import Federation, SiteDied, central_model, dies_at, leaf_difference, succeed
-from tests.support.horizontal_jobs import LOGISTIC, dies_after, job, table
+from tests.support.horizontal_jobs import BOUNDS, LOGISTIC, dies_after, job, table
 from tests.support.opened_sums import Opened
 
 CONSENTS = {"continue_without_site": True, "plain_profile": True, "exact_leaves": True}
@@ -37,7 +37,8 @@ ROWS = table(400)
 
 
 def going(params: dict | None = None, n_rounds: int = 5, **fields: Any) -> HorizontalJob:
-    return job(params, n_rounds, **{"on_lost_site": "continue", **fields})
+    spaced = {} if "cuts" in fields else {"cuts": "uniform", "cut_bounds": BOUNDS}
+    return job(params, n_rounds, **{"on_lost_site": "continue", **spaced, **fields})
 
 
 def federation_of(folder: Path, frame: Any = ROWS, **policy: Any) -> Federation:
@@ -144,8 +145,9 @@ def test_the_attack_works_on_a_new_job_without_the_site(tmp_path: Path, opened: 
     """The control: what the registry refuses unless a site consents gives away counts and the first histogram."""
     federation = federation_of(tmp_path, consents={**CONSENTS, "recompute_with_changes": True})
     params = {"base_score": 0.5}  # else the first gradients differ by the lost site's labels
-    succeed(federation.run(going(params, n_rounds=2, engine=engine), "first"))
-    succeed(federation.run(going(params, n_rounds=2, on_lost_site="wait", engine=engine), "second", sites=LEFT))
+    succeed(federation.run(going(params, 2, cuts="quantile", engine=engine), "first"))
+    second = going(params, 2, cuts="quantile", engine=engine, on_lost_site="wait")
+    succeed(federation.run(second, "second", sites=LEFT))
     found = set(opened.found_by_subtraction())
     assert {("CUT_COUNTS", "site-2"), ("HISTOGRAM", "site-2")} <= found
 
@@ -191,7 +193,7 @@ def test_a_state_at_which_nothing_was_sent_is_gone_on_from_as_it_is(tmp_path: Pa
 
 @pytest.mark.parametrize("kind", [Kind.HANDSHAKE, Kind.CUT_COUNTS, *slow(Kind.AGREEMENT, Kind.SCALE), Kind.HISTOGRAM])
 def test_before_a_round_is_done_the_job_waits_and_opens_nothing(tmp_path: Path, opened: Opened, kind: Kind) -> None:
-    federation, training = federation_of(tmp_path), going()
+    federation, training = federation_of(tmp_path), going(cuts="quantile", n_rounds=3)
     lose(federation, training, tamper={"site-2": dies_at(kind, 1 if kind is Kind.SCALE else 2)})
     n_opened, outcomes = len(opened.sums), go_on(federation, training)
     if kind is Kind.HANDSHAKE:  # nobody had said anything of rows
@@ -207,7 +209,7 @@ def test_too_few_rows_or_sites_may_be_left(tmp_path: Path) -> None:
     parts = np.split(np.arange(400), [10, 380, 390])
     federation = Federation(tmp_path, 4, {"consents": CONSENTS, "min_effective_rows": 100})
     federation.give_data("train", ROWS, parts)
-    training = going({}, min_rows_per_cut=10)
+    training = going({}, cuts="quantile", min_rows_per_cut=10)
     lose(federation, training, tamper={"site-1": dies_at(Kind.HISTOGRAM, 8)})
     left = ("site-2", "site-3", "site-4")
     assert "too few rows or sites" in refused(go_on(federation, training, sites=left))
@@ -236,7 +238,7 @@ def test_other_jobs_on_the_same_rows_stand_against_it_which_is_said_at_once_and_
 
 
 def test_an_attempt_that_was_lost_early_is_no_earlier_job(tmp_path: Path) -> None:
-    federation, training = federation_of(tmp_path), going()
+    federation, training = federation_of(tmp_path), going(cuts="quantile", n_rounds=3)
     lose(federation, training, tamper={"site-2": dies_at(Kind.CUT_COUNTS, 2)})
     lose(federation, training, 2, sites=ALL, tamper={"site-2": dies_at(Kind.HISTOGRAM, 8)})
     succeed(go_on(federation, training, 3))

@@ -12,6 +12,7 @@ from he_processors.errors import AuthenticationError, ProtocolError, VeilBoostEr
 from he_processors.sum_tags import PairMacs
 from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.wire.envelope import Frame, FrameType, Kind, pack_list, unpack, unpack_list
+from tests.support.examples import quick
 from tests.support.federation import SiteDied, Tamper, succeed
 from tests.support.hostile_jobs import (
     KINDS,
@@ -29,11 +30,23 @@ from tests.support.hostile_server import believe_every_sum
 # ---------------------------------------------------------------------------------
 
 
+DIES_QUICK = [
+    Kind.HANDSHAKE,
+    Kind.AGREEMENT,
+    Kind.CUT_COUNTS,
+    Kind.MODEL_CHECK,
+    Kind.CLOSING,
+    Kind.HISTOGRAM,
+    Kind.METRIC,
+    Kind.ROOT_SUM,
+]
+
+
 def die(data: bytes) -> bytes:
     raise SiteDied
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", quick(KINDS, *DIES_QUICK), ids=lambda kind: kind.name)
 def test_a_site_that_dies_is_named_within_the_deadline(federation, kind):
     outcomes = federation.run(job_with(kind), tamper={"site-2": at(kind, die)})
     assert isinstance(outcomes["site-2"], SiteDied)
@@ -118,7 +131,10 @@ LIES: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-@pytest.mark.parametrize(("kind", "what"), everywhere(LIES, [Kind.CUT_COUNTS, Kind.HISTOGRAM], "cut short"))
+NEAR = ("nothing", "payload longer", "other kind")
+
+
+@pytest.mark.parametrize(("kind", "what"), everywhere(LIES, [Kind.CUT_COUNTS, Kind.HISTOGRAM], "cut short", NEAR))
 def test_malformed_answers_of_the_server(federation, kind, what):
     lie = at(kind, LIES[what])
     outcomes = federation.run(job_with(kind), tamper_reply={"site-2": lie})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 from collections.abc import Callable
 
@@ -13,6 +14,7 @@ from nvflare_plugins.attempt import session as agreement
 from nvflare_plugins.attempt.session import Hello, Session
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.wire.envelope import Codec, FrameType, Kind, Operation, Phase, TrainingStep, pack_list, unpack
+from tests.support.examples import quick
 from tests.support.federation import succeed
 from tests.support.hostile_jobs import (
     KINDS,
@@ -75,7 +77,13 @@ def test_nonsense_from_a_site_at_every_exchange(federation, kind, what):
     assert_failed_cleanly(federation, outcomes)
 
 
-@pytest.mark.parametrize("what", MORE_NONSENSE)
+NEAR = [  # to another change, which is refused in the same words
+    *("header only", "trailing byte", "other version", "rank out of range", "counter ahead", "other kind"),
+    *("as words of 32 bits", "other phase", "more values", "beyond all values", "long attachment"),
+]
+
+
+@pytest.mark.parametrize("what", quick(MORE_NONSENSE, *(what for what in MORE_NONSENSE if what not in NEAR)))
 def test_more_nonsense_in_a_histogram(federation, what):
     job = job_with(Kind.HISTOGRAM)
     outcomes = federation.run(job, tamper={"site-2": at(Kind.HISTOGRAM, MORE_NONSENSE[what], 2)})
@@ -85,9 +93,12 @@ def test_more_nonsense_in_a_histogram(federation, what):
         succeed(federation.run(job, "again"))  # nothing is broken
 
 
-@pytest.mark.parametrize("profile", ["bfv", "ckks"])
-@pytest.mark.parametrize("kind", OF_LATTICES, ids=lambda kind: kind.name)
-@pytest.mark.parametrize("what", ["halved", "flipped"])
+HOSTILE = [*itertools.product(["halved", "flipped"], OF_LATTICES, ["bfv", "ckks"])]
+
+
+@pytest.mark.parametrize(
+    ("what", "kind", "profile"), quick(HOSTILE, *HOSTILE[0:8:4], *HOSTILE[3:8:4], *HOSTILE[9::4], *HOSTILE[10::4])
+)
 def test_hostile_ciphertexts_and_keys(federation, profile, kind, what):
     changes = {
         "halved": lambda f: dataclasses.replace(f, payload=f.payload[: len(f.payload) // 2] or b"?"),
@@ -105,10 +116,10 @@ NO_KEYS = {
     "longer": lambda key: key + b"\0",
     "noise": lambda key: bytes(255 - byte for byte in key),
 }
+PAIRS = [*itertools.product(NO_KEYS, ["bfv", "ckks"])]
 
 
-@pytest.mark.parametrize("profile", ["bfv", "ckks"])
-@pytest.mark.parametrize("what", NO_KEYS)
+@pytest.mark.parametrize(("what", "profile"), quick(PAIRS, *PAIRS[0::4], *PAIRS[3::4]))
 def test_a_key_that_is_no_key_leaves_no_run_behind(federation, monkeypatch, profile, what):
     """It is properly sealed: nothing of the rows has left anyone yet, so the same rows may train with other sites."""
     share = Session.share_secret

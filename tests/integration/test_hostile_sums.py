@@ -17,6 +17,7 @@ from he_processors.sum_tags import PairMacs
 from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.wire.envelope import Codec, Kind, Operation, pack_list, unpack, unpack_list
 from tests.support import hostile_server, plugins
+from tests.support.examples import slow
 from tests.support.federation import Federation, succeed
 from tests.support.hostile_server import CheatingServer, Lie, Meeting, believe_every_sum
 from tests.support.private_federation import PrivateFederation
@@ -169,8 +170,7 @@ def test_metrics_that_ride_are_refused_where_they_are_no_sum(tmp_path, profile, 
     assert_no_model(federation, outcomes)
 
 
-@pytest.mark.parametrize("profile", ["masks", "plain"])
-@pytest.mark.parametrize("n_bytes", [-8, 8])
+@pytest.mark.parametrize(("n_bytes", "profile"), [(-8, "masks"), (8, "plain"), *slow((-8, "plain"), (8, "masks"))])
 def test_a_root_with_metrics_of_another_length_is_refused(tmp_path, profile, n_bytes):
     def lie(meeting: Meeting) -> bytes:
         return meeting.honest[:n_bytes] if n_bytes < 0 else meeting.honest + bytes(n_bytes)
@@ -197,6 +197,11 @@ LIES: dict[str, Lie] = {
     )
 }
 OF_CIPHERTEXTS = ["drop", "drop_values", "double", "replay", "one_step", "other_tags"]
+QUICK_LIES = {
+    "masks": ("drop", "replay", "one_step", "flip", "other_tags"),
+    "bfv": ("one_step",),
+    "ckks": ("drop", "one_step"),
+}
 CASES = [("masks", lie) for lie in LIES] + [(profile, lie) for profile in ("bfv", "ckks") for lie in OF_CIPHERTEXTS]
 
 
@@ -208,7 +213,7 @@ def nth_of(lie: str) -> int:
 @pytest.mark.parametrize(
     ("profile", "lie"),
     [
-        pytest.param(profile, lie, marks=[] if profile != "bfv" or lie == "one_step" else [pytest.mark.slow])
+        pytest.param(profile, lie, marks=[] if lie in QUICK_LIES[profile] else [pytest.mark.slow])
         for profile, lie in CASES
     ],
 )
@@ -232,7 +237,7 @@ UNNOTICED = [
 ]
 
 
-QUICK = [("masks", "flip"), ("bfv", "one_step"), ("ckks", "drop")]
+QUICK = [("masks", "flip"), ("ckks", "one_step")]
 
 
 @pytest.mark.parametrize(
@@ -268,7 +273,7 @@ def test_a_request_for_another_scale_cannot_be_hidden_from_the_others(tmp_path):
 # -- other kinds of job, other profiles -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lie", ["one_step", "drop", "flip"])
+@pytest.mark.parametrize("lie", ["one_step", *slow("drop", "flip")])
 def test_sums_of_private_trees_are_tagged(tmp_path, lie):
     federation, server = PrivateFederation(tmp_path), Server(Kind.NODE_STATS, LIES[lie], nth=2)
     outcomes = federation.run_private(private_job(), make_server=server).outcomes
@@ -355,9 +360,7 @@ GATHERED = [(Kind.AGREEMENT, 1), (Kind.MODEL_CHECK, 1), (Kind.CLOSING, 1), (Kind
 
 
 @pytest.mark.parametrize(("kind", "nth"), GATHERED, ids=lambda value: str(getattr(value, "name", value)))
-@pytest.mark.parametrize(
-    "change", [flipped, *(pytest.param(change, marks=pytest.mark.slow) for change in (own_of_another, nothing))]
-)
+@pytest.mark.parametrize("change", [flipped, *slow(own_of_another, nothing)])
 def test_gathered_messages_that_are_changed_are_noticed_by_name(tmp_path, kind, nth, change):
     federation = sites(tmp_path)
     outcomes = federation.run(job(), tamper_reply={"site-1": gathered(kind, change, nth)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from nvflare_plugins.wire.envelope import Kind, unpack
 from tests.support import vertical_jobs as vertical
 from tests.support.examples import slow
 from tests.support.federation import Federation, Parties, SiteDied, dies_at, succeed
-from tests.support.horizontal_jobs import dies_after, federate, job, table
+from tests.support.horizontal_jobs import BOUNDS, dies_after, federate, job, table
 from tests.support.private_federation import PrivateFederation, job_of
 
 WAITING = {"on_lost_site": "wait"}
@@ -26,7 +27,11 @@ CAN_WAIT = {"dpboost", "horizontal", "private_trees", "vertical", "vertical_infe
 
 
 def waiting(**fields) -> HorizontalJob:
-    return job({}, 5, **{**WAITING, **fields})
+    return job({"max_depth": 2}, 5, **{**WAITING, "cuts": "uniform", "cut_bounds": BOUNDS, **fields})
+
+
+def searching() -> HorizontalJob:
+    return job({"max_depth": 2}, 2, **WAITING)
 
 
 def federation_of(folder: Path) -> Federation:
@@ -39,6 +44,12 @@ def federation_of(folder: Path) -> Federation:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """The model of the job that nobody left."""
     return federate(tmp_path_factory.mktemp("whole"), table(200), waiting()).model()
+
+
+@pytest.fixture(scope="module")
+def undisturbed_search(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The model of a job whose sites search for cut points, and that nobody left."""
+    return federate(tmp_path_factory.mktemp("searched"), table(200), searching()).model()
 
 
 def lose(federation: Federation, training: HorizontalJob, number: int, **how) -> None:
@@ -68,12 +79,12 @@ def test_the_next_attempt_goes_on_after_the_last_round_and_ends_with_the_undistu
 @pytest.mark.parametrize(
     "kind", [Kind.HANDSHAKE, Kind.CUT_PLAN, *slow(Kind.AGREEMENT, Kind.CUT_COUNTS, Kind.MODEL_CHECK)]
 )
-def test_a_site_may_be_lost_at_any_message(tmp_path, undisturbed, kind):
-    federation, training = federation_of(tmp_path), waiting()
+def test_a_site_may_be_lost_at_any_message(tmp_path, undisturbed_search, kind):
+    federation, training = federation_of(tmp_path), searching()
     lose(federation, training, 1, tamper={"site-2": dies_at(kind)})
     lose(federation, training, 2, tamper={"site-3": dies_at(kind)})
     succeed(federation.run(training, "job", number=3))
-    assert federation.model() == undisturbed
+    assert federation.model() == undisturbed_search
 
 
 def test_a_job_that_resumes_another_is_waited_for_too(tmp_path, undisturbed):
@@ -81,7 +92,7 @@ def test_a_job_that_resumes_another_is_waited_for_too(tmp_path, undisturbed):
     outcomes = federation.run(training, "first", on_progress=dies_after("site-1", 2))
     assert isinstance(outcomes["site-1"], SiteDied)
     resumed = HorizontalJob.from_dict({**training.to_dict(), "resume_from": "first"})
-    lose(federation, resumed, 1, tamper={"site-2": dies_at(Kind.CUT_COUNTS)})  # before a checkpoint of its own
+    lose(federation, resumed, 1, tamper={"site-2": dies_at(Kind.HISTOGRAM)})  # before a checkpoint of its own
     lose(federation, resumed, 2, on_progress=dies_after("site-2", 4))
     succeed(federation.run(resumed, "job", number=3))
     assert federation.model() == undisturbed
@@ -123,10 +134,10 @@ def test_two_attempts_of_one_number_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        (waiting(), job({}, 9, **WAITING)),
-        (waiting(), job({"eta": 0.05}, 5, **WAITING)),
+        (waiting(), replace(waiting(), num_rounds=9)),
+        (waiting(), replace(waiting(), params={**waiting().params, "eta": 0.05})),
         (waiting(), waiting(lost_site_deadline_s=77.0)),
-        (job({}, 5), waiting()),  # which a lost site ended, or an operator: it never goes on
+        (waiting(on_lost_site="stop"), waiting()),  # which a lost site ended, or an operator: it never goes on
     ],
 )
 def test_a_further_attempt_is_of_the_job_that_was_begun(tmp_path, first, second):
@@ -144,7 +155,7 @@ def test_a_result_is_replaced_by_no_further_attempt(tmp_path):
     federation = federation_of(tmp_path)
     succeed(federation.run(waiting(), "job"))
     model, evidence = federation.model(), [path.read_bytes() for path in logs(federation, "evidence")]
-    outcomes = federation.run(job({"eta": 0.05}, 5, **WAITING), "job", number=2)
+    outcomes = federation.run(replace(waiting(), num_rounds=9), "job", number=2)
     assert all(isinstance(one, ConfigurationError) and "has the result" in str(one) for one in outcomes.values())
     assert federation.model() == model and [path.read_bytes() for path in logs(federation, "evidence")] == evidence
 
@@ -180,7 +191,7 @@ def test_a_private_job_replays_what_was_released_and_is_charged_once(tmp_path):
     assert any("at no charge" in note for note in federation.record("site-1").notes)
 
 
-@pytest.mark.parametrize("nth", [1, 2])
+@pytest.mark.parametrize("nth", [*slow(1), 2])
 def test_a_private_job_may_lose_a_site_before_all_have_reserved(tmp_path, nth):
     """What a site had reserved by then is kept for the next attempt; nothing had been released."""
     federation, training = PrivateFederation(tmp_path), job_of(**WAITING)

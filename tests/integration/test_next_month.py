@@ -13,23 +13,40 @@ import xgboost as xgb
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.errors import REGISTRY_TEXT, DataRefusal
+from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.pooled.row_floors import are_enough
 from nvflare_plugins.wire.envelope import Kind, unpack
+from tests.support.examples import slow
 from tests.support.federation import Federation, central_model, leaf_difference, succeed
-from tests.support.horizontal_jobs import LOGISTIC, job, table
+from tests.support.horizontal_jobs import BOUNDS, LOGISTIC, table
+from tests.support.horizontal_jobs import job as searching
 
 POLICY = {"min_effective_rows": 100, "min_rows_per_node": 4, "consents": {}, "share_data_errors": False}
+
+
+def job(params: dict | None = None, num_rounds: int = 2, **fields: object) -> HorizontalJob:
+    return searching(params, num_rounds, **{"cuts": "uniform", "cut_bounds": BOUNDS, **fields})
+
+
+def of_coarse(**fields: object) -> HorizontalJob:
+    return job(cut_bounds={"x0": [0.0, 2.0], "x1": [0.0, 1.0]}, **fields)
 
 
 def months(sizes: tuple[int, ...] = (600, 1200)) -> list[pd.DataFrame]:
     return [table(n, seed=seed) for seed, n in enumerate(sizes)]
 
 
-def federation_of(folder: Path, frame: pd.DataFrame, **policy: object) -> Federation:
-    federation = Federation(folder, policy={**POLICY, **policy})
+def federation_of(folder: Path, frame: pd.DataFrame, august: HorizontalJob) -> Federation:
+    federation = Federation(folder, policy=POLICY)
     federation.give_data("train", frame)
-    succeed(federation.run(job(), "august"))
+    succeed(federation.run(august, "august"))
     return federation
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Federation:
+    """Return sites that have trained on the first of ``months``; each test has a copy."""
+    return federation_of(tmp_path_factory.mktemp("august"), months()[0], job())
 
 
 def give(federation: Federation, parts: dict[str, pd.DataFrame], name: str = "train") -> None:
@@ -83,7 +100,7 @@ def test_a_model_is_continued_on_the_next_months_rows(tmp_path: Path) -> None:
 
 def test_a_new_row_that_is_alike_by_chance_is_counted_and_may_be_left_out(tmp_path: Path) -> None:
     august, september = months((300, 301))
-    federation = federation_of(tmp_path, august)
+    federation = federation_of(tmp_path, august, job())
     here = thirds(august)[0]
     with_one = {f"site-{i + 1}": rows for i, rows in enumerate(thirds(september.iloc[:300]))}
     with_one["site-1"] = pd.concat([with_one["site-1"], here.iloc[:1]], ignore_index=True)
@@ -106,15 +123,15 @@ def test_a_job_whose_model_is_not_there_is_named_before_anything_is_sent(tmp_pat
 
 def test_all_rows_are_trained_on_again_when_three_sites_have_added_enough(tmp_path: Path) -> None:
     august, september = months()
-    federation = federation_of(tmp_path, august)
+    federation = federation_of(tmp_path, august, searching())
     parts = grown(august, thirds(september))
     give(federation, parts)
-    succeed(federation.run(job(), "september"))
+    succeed(federation.run(searching(), "september"))
     assert "recompute_with_changes" not in federation.record("site-1", "september").consents
     frame = pd.concat(parts.values(), ignore_index=True)
     central = central_model(frame, "y", LOGISTIC, federation.cuts("september"), 4)
     assert leaf_difference(federation.model("september"), central) < 2e-7
-    succeed(federation.run(job({"eta": 0.1}), "other-parameters"))
+    succeed(federation.run(searching({"eta": 0.1}, 1), "other-parameters"))
 
 
 ADDED = {
@@ -126,9 +143,11 @@ ADDED = {
 
 
 @pytest.mark.parametrize("name", ADDED)
-def test_fewer_added_rows_are_refused_before_anything_of_rows_leaves(tmp_path: Path, name: str) -> None:
+def test_fewer_added_rows_are_refused_before_anything_of_rows_leaves(
+    tmp_path: Path, trained: Federation, name: str
+) -> None:
     august, september = months()
-    federation = federation_of(tmp_path, august)
+    federation = trained.copied(tmp_path)
     sizes = np.cumsum((0, *ADDED[name]))
     added = [september.iloc[a:b] for a, b in itertools.pairwise(sizes)]
     give(federation, grown(august, added))
@@ -143,9 +162,9 @@ def test_fewer_added_rows_are_refused_before_anything_of_rows_leaves(tmp_path: P
         succeed(federation.run(job(), "later"))
 
 
-def test_with_the_consent_of_every_site_few_are_enough(tmp_path: Path) -> None:
+def test_with_the_consent_of_every_site_few_are_enough(tmp_path: Path, trained: Federation) -> None:
     august, september = months((600, 30))
-    federation = federation_of(tmp_path, august)
+    federation = trained.copied(tmp_path)
     give(federation, grown(august, thirds(september)))
     for site in federation.sites[:2]:
         federation.set_policy(site, consents={"recompute_with_changes": True})
@@ -155,10 +174,10 @@ def test_with_the_consent_of_every_site_few_are_enough(tmp_path: Path) -> None:
     assert "recompute_with_changes" in federation.record("site-1", "all").consents
 
 
-def test_a_site_that_exchanged_its_rows_stops_the_others(tmp_path: Path) -> None:
+def test_a_site_that_exchanged_its_rows_stops_the_others(tmp_path: Path, trained: Federation) -> None:
     """Its earlier rows are gone from the sum: the difference is not the added rows alone."""
     august, september = months()
-    federation = federation_of(tmp_path, august)
+    federation = trained.copied(tmp_path)
     parts = grown(august, thirds(september))
     parts["site-2"] = table(900, seed=9)
     give(federation, parts)
@@ -166,10 +185,10 @@ def test_a_site_that_exchanged_its_rows_stops_the_others(tmp_path: Path) -> None
     assert all(isinstance(outcome, Exception) for outcome in outcomes.values())
 
 
-def test_no_count_of_a_single_site_is_readable_on_the_wire(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_count_of_a_single_site_is_readable_on_the_wire(tmp_path: Path, trained: Federation) -> None:
     """The frames hold words modulo 2^64 under masks: none of a site's counts stands in its own frame."""
     august, september = months()
-    federation = federation_of(tmp_path, august)
+    federation = trained.copied(tmp_path)
     give(federation, grown(august, thirds(september)))
     frames: list = []
     succeed(federation.run(job(), "september", frames=frames))
@@ -217,8 +236,8 @@ def test_rows_that_are_alike_are_told_apart_by_their_ids(tmp_path: Path) -> None
     august, september = coarse(300, 0, seed=0), coarse(300, 1000, seed=1)
     federation = Federation(tmp_path, policy=POLICY)
     with_ids(federation, "train", august)
-    succeed(federation.run(job(), "august"))
-    more = replace(job(num_rounds=2), data_set="september", continue_from="august")
+    succeed(federation.run(of_coarse(), "august"))
+    more = replace(of_coarse(), data_set="september", continue_from="august")
     # Without ids the new rows cannot be told from those of before.
     federation.give_data("september", september[["x0", "x1", "y"]])
     (refusal, *_) = [o for o in federation.run(more, "more").values() if isinstance(o, DataRefusal)]
@@ -234,18 +253,18 @@ def test_rows_that_are_alike_are_told_apart_by_their_ids(tmp_path: Path) -> None
     assert "alike in all columns: 1 of 100 (in the id too" in refusal.reason and str(refusal) == REGISTRY_TEXT
 
 
-@pytest.mark.parametrize("spoilt", ["missing", "of another type", "gone"])
+@pytest.mark.parametrize("spoilt", ["missing", *slow("of another type"), "gone"])
 def test_where_not_every_row_has_an_id_rows_are_known_by_their_values(tmp_path: Path, spoilt: str) -> None:
     august, september = coarse(300, 0, seed=0), coarse(300, 1000, seed=1)
     federation = Federation(tmp_path, policy=POLICY)
     with_ids(federation, "train", august)
-    succeed(federation.run(job(features=["x0", "x1"]), "august"))
+    succeed(federation.run(of_coarse(features=["x0", "x1"]), "august"))
     september = {
         "missing": september.assign(customer=[None, *september.customer[1:]]),
         "of another type": september.assign(customer=pd.Timestamp("2026-09-01")),
         "gone": september.drop(columns="customer"),
     }[spoilt]
     with_ids(federation, "september", september)
-    more = replace(job(features=["x0", "x1"], num_rounds=2), data_set="september", continue_from="august")
+    more = replace(of_coarse(features=["x0", "x1"]), data_set="september", continue_from="august")
     outcomes = federation.run(more, "more")
     assert any(isinstance(outcome, DataRefusal) and "alike" in outcome.reason for outcome in outcomes.values())
