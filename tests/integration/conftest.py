@@ -20,7 +20,7 @@ def federation(tmp_path: Path) -> Federation:
     return federation
 
 
-_REPORTS = {"of": "first sites"}
+_REPORTS = {"of all sites": False}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -28,12 +28,14 @@ def _reports_of_first_sites() -> Iterator[None]:
     """Have only the first site of a job build its report: three are a fifth of a small job, and conformance has all."""
     build = report.build_report
     with pytest.MonkeyPatch.context() as patch:
-        is_built = lambda run: run.site == run.sites[0] or _REPORTS["of"] == "all sites"  # noqa: E731
+        is_built = lambda run: run.site == run.sites[0] or _REPORTS["of all sites"]  # noqa: E731
         patch.setattr(report, "build_report", lambda run, folder: build(run, folder) if is_built(run) else "")
         yield
 
 
-@pytest.fixture
-def every_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have all sites build their reports."""
-    monkeypatch.setitem(_REPORTS, "of", "all sites")
+@pytest.fixture(scope="module")
+def every_report() -> Iterator[None]:
+    """Have all sites build their reports, in a file with tests that read them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(_REPORTS, "of all sites", True)
+        yield

@@ -29,6 +29,7 @@ def refused(parties: Parties, **changes: object) -> list[str]:
     return [f"{type(outcome).__name__}: {outcome}" for outcome in outcomes.values()]
 
 
+@pytest.mark.usefixtures("every_report")
 def test_all_sites_end_with_one_model_and_evidence_of_sealed_trees(tmp_path: Path) -> None:
     parties = bagging.sites(tmp_path)
     results = succeed(parties.run(run_bagging_site, bagging.job()))

@@ -19,7 +19,7 @@ from nvflare_plugins.wire.envelope import FrameType, Kind, Operation, Phase, Tra
 from nvflare_plugins.wire.sums import Family, ProtectedSums, metric_quantity
 from tests.support.examples import quick, slow
 from tests.support.federation import Federation, SiteDied, dies_at, succeed
-from tests.support.horizontal_jobs import BOUNDS, job, table
+from tests.support.horizontal_jobs import spaced, table
 from tests.support.shards import in_shards
 
 ROUNDS = 4
@@ -28,8 +28,8 @@ RIDES, ROOT, ALONE = Kind.HISTOGRAM_METRIC, Kind.HISTOGRAM, Kind.METRIC
 
 
 def training(params: dict | None = None, **fields) -> HorizontalJob:
-    fields = {"evaluate_training": True, "cuts": "uniform", "cut_bounds": BOUNDS, "engine": "own", **fields}
-    return job({"max_bin": 8, "eval_metric": METRICS, **(params or {})}, fields.pop("num_rounds", ROUNDS), **fields)
+    fields = {"evaluate_training": True, "engine": "own", **fields}
+    return spaced({"max_bin": 8, "eval_metric": METRICS, **(params or {})}, fields.pop("num_rounds", ROUNDS), **fields)
 
 
 def sites(folder: Path, frame: pd.DataFrame | None = None) -> Federation:

@@ -24,8 +24,8 @@ from tests.conformance.kind_cases import CASES
 from tests.support import survival
 from tests.support.examples import quick
 from tests.support.federation import Federation, Parties, dies_at, succeed
-from tests.support.horizontal_jobs import BOUNDS, table
 from tests.support.horizontal_jobs import job as any_job
+from tests.support.horizontal_jobs import spaced, table
 from tests.support.private_federation import BUDGET, DATA, PrivateFederation, frame_of, job_of
 
 POLICY = {
@@ -38,7 +38,7 @@ N_SITE, N_GONE = 800, 400
 
 
 def job(params: dict | None = None, num_rounds: int = 2, **fields: object) -> HorizontalJob:
-    return any_job(params, num_rounds, **{"cuts": "uniform", "cut_bounds": BOUNDS, **fields})
+    return spaced(params, num_rounds, **fields)
 
 
 def frame(n: int = 3 * N_SITE, seed: int = 0) -> pd.DataFrame:

@@ -100,7 +100,7 @@ def test_the_model_is_that_of_xgboost_going_on_with_the_rows_that_are_left(tmp_p
     [
         going({"objective": "multi:softprob", "num_class": 2}),
         going({"subsample": 0.5, "colsample_bytree": 0.8}),
-        *slow(going({"eval_metric": ["logloss", "auc"]}, evaluate_training=True)),
+        *slow(going({"eval_metric": ["logloss", "auc"]}, cuts="quantile", evaluate_training=True)),
         going({"grow_policy": "lossguide", "max_leaves": 6}, cuts="exact"),
         *slow(going({}, weight="f3")),
     ],

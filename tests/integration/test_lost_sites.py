@@ -19,7 +19,7 @@ from nvflare_plugins.wire.envelope import Kind, unpack
 from tests.support import vertical_jobs as vertical
 from tests.support.examples import slow
 from tests.support.federation import Federation, Parties, SiteDied, dies_at, succeed
-from tests.support.horizontal_jobs import BOUNDS, dies_after, federate, job, table
+from tests.support.horizontal_jobs import dies_after, federate, job, spaced, table
 from tests.support.private_federation import PrivateFederation, job_of
 
 WAITING = {"on_lost_site": "wait"}
@@ -27,7 +27,7 @@ CAN_WAIT = {"dpboost", "horizontal", "private_trees", "vertical", "vertical_infe
 
 
 def waiting(**fields) -> HorizontalJob:
-    return job({"max_depth": 2}, 5, **{**WAITING, "cuts": "uniform", "cut_bounds": BOUNDS, **fields})
+    return spaced({"max_depth": 2}, 5, **{**WAITING, **fields})
 
 
 def searching() -> HorizontalJob:

@@ -18,14 +18,14 @@ from nvflare_plugins.pooled.row_floors import are_enough
 from nvflare_plugins.wire.envelope import Kind, unpack
 from tests.support.examples import slow
 from tests.support.federation import Federation, central_model, leaf_difference, succeed
-from tests.support.horizontal_jobs import BOUNDS, LOGISTIC, table
+from tests.support.horizontal_jobs import LOGISTIC, spaced, table
 from tests.support.horizontal_jobs import job as searching
 
 POLICY = {"min_effective_rows": 100, "min_rows_per_node": 4, "consents": {}, "share_data_errors": False}
 
 
 def job(params: dict | None = None, num_rounds: int = 2, **fields: object) -> HorizontalJob:
-    return searching(params, num_rounds, **{"cuts": "uniform", "cut_bounds": BOUNDS, **fields})
+    return spaced(params, num_rounds, **fields)
 
 
 def of_coarse(**fields: object) -> HorizontalJob:

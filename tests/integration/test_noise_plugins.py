@@ -52,6 +52,7 @@ def federation(folder: Path, **changes: object) -> PrivateFederation:
     return made
 
 
+@pytest.mark.usefixtures("every_report")
 def test_a_mechanism_of_others_trains_private_trees(tmp_path: Path) -> None:
     sites = federation(tmp_path / "sites")
     run = sites.run_private(job_of(**NOISED), server_at=server(tmp_path / "server")).succeed()

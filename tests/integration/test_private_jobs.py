@@ -126,7 +126,7 @@ def test_no_exact_inner_sum_reaches_a_model_file(tmp_path: Path) -> None:
     assert cover[inner] == pytest.approx(cover[left[inner]] + cover[right[inner]], rel=1e-5, abs=1e-4)
 
 
-@pytest.mark.parametrize("trust", ["distributed", "trusted_aggregator"])
+@pytest.mark.parametrize("trust", [*slow("distributed"), "trusted_aggregator"])
 def test_histogram_trees_run_too(tmp_path: Path, trust: str) -> None:
     federation = PrivateFederation(tmp_path, frame_of(missing=True))
     components = {"n_trees": 2, "depth": 3, "n_candidates": 8}
@@ -158,7 +158,7 @@ def test_local_noise_has_the_size_of_all_rows_together(tmp_path: Path, monkeypat
     assert federation.ledger("site-1").job_spent("job").epsilon(job.delta) <= job.epsilon
 
 
-@pytest.mark.parametrize("method", ["dp_tr_newton_ih", "batch_ih_ebm_25", "dp_gbm", "dp_ebm_newton", "dp_rf"])
+@pytest.mark.parametrize("method", [*slow("dp_tr_newton_ih", "dp_ebm_newton"), "batch_ih_ebm_25", "dp_gbm", "dp_rf"])
 def test_papers_methods_run_as_jobs(tmp_path: Path, method: str) -> None:
     federation = PrivateFederation(tmp_path)
     batch_size = {"batch_ih_ebm_25": 2, "dp_rf": 4}.get(method, 1)
@@ -179,7 +179,7 @@ def test_weights_count_up_to_their_public_bound(tmp_path: Path) -> None:
     assert covers[0] == pytest.approx(0.25 * factor.sum(), rel=1e-5)
 
 
-@pytest.mark.parametrize("trust", ["distributed", "trusted_aggregator"])
+@pytest.mark.parametrize("trust", ["distributed", *slow("trusted_aggregator")])
 def test_xgboost_trains_where_a_job_asks_for_it(tmp_path: Path, trust: str) -> None:
     """The sites grow it: same releases, same price, same model given the same noise (tests/oracle), any XGBoost."""
     federation = PrivateFederation(tmp_path, frame_of(missing=True))
@@ -307,7 +307,7 @@ def test_a_crash_between_charge_and_send_costs_nothing_more_when_resumed(tmp_pat
 def test_jobs_that_are_broken_off_leave_the_budget_to_others(tmp_path: Path) -> None:
     """Each once held its whole plan at every site: two of them, and no job on the data set fitted any more."""
     federation = PrivateFederation(tmp_path)
-    for number in range(3):
+    for number in range(2):
         run = federation.run_private(
             job_of(epsilon=1.9), f"attack-{number}", tamper={"site-2": dies_at(Kind.CELL_COUNTS)}
         )

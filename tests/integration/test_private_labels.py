@@ -27,7 +27,6 @@ COLOURS = ["red", "green", "blue"]
 NUMBERS = {"label_bounds": [-4e6, 8e6]}
 CLASSES = {"label_classes": ["low", "middle", "high", "never"]}
 LABELS = pytest.mark.parametrize("label", [NUMBERS, CLASSES], ids=["numbers", "classes"])
-TRUSTS = pytest.mark.parametrize("trust", ["distributed", "trusted_aggregator"])
 
 
 def rows_of(label: dict, n_rows: int = 900) -> pd.DataFrame:
@@ -48,8 +47,13 @@ def as_numbers(frame: pd.DataFrame) -> np.ndarray:
     return frame.assign(colour=codes)[["x0", "x1", "x2", "x3", "colour"]].clip(-3, 3).to_numpy(np.float32)
 
 
-@LABELS
-@TRUSTS
+@pytest.mark.parametrize(
+    ("trust", "label"),
+    [
+        *(("distributed", CLASSES), ("trusted_aggregator", NUMBERS)),
+        *slow(("distributed", NUMBERS), ("trusted_aggregator", CLASSES)),
+    ],
+)
 def test_a_run_and_what_remains_of_it(tmp_path: Path, label: dict, trust: str) -> None:
     federation = PrivateFederation(tmp_path, rows_of(label))
     job = job_of(trust=trust, **label)
@@ -103,7 +107,7 @@ PURE_BUDGETS = {
 }
 
 
-@pytest.mark.parametrize("budget", PURE_BUDGETS.values(), ids=PURE_BUDGETS)
+@pytest.mark.parametrize("budget", [*slow(PURE_BUDGETS["pure alone"]), PURE_BUDGETS["of both"]], ids=PURE_BUDGETS)
 def test_a_pure_job_from_policy_to_verified_evidence(tmp_path: Path, budget: dict) -> None:
     federation, job = PrivateFederation(tmp_path), job_of(method="pure", epsilon=2.0)
     refusal = federation.run_private(job, "refused").error("site-1")

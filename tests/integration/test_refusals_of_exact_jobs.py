@@ -37,6 +37,7 @@ from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.wire.envelope import Kind, unpack
 from nvflare_plugins.wire.sums import ProtectedSums
 from tests.support.exact_jobs import FEW_ROWS, SITES, federation_of, job, place_of, table, texts, with_value
+from tests.support.examples import slow
 from tests.support.federation import Federation, succeed
 
 POISSON = {"objective": "count:poisson", "max_depth": 2}
@@ -180,7 +181,7 @@ def kinds_of(frames: list, site: str) -> set[str]:
     return {unpack(data).kind.name for sender, data in frames if sender == site}
 
 
-@pytest.mark.parametrize("peers_floor", [91, 10**6, 2**53])
+@pytest.mark.parametrize("peers_floor", [91, *slow(10**6), 2**53])
 def test_a_peers_floor_does_not_use_up_a_sites_refusals(tmp_path: Path, peers_floor: int) -> None:
     """Site-3 asks for more rows than there are, until no job of anybody could look at the rows of site-1."""
     federation = floored(tmp_path)

@@ -10,9 +10,11 @@ import pytest
 import xgboost as xgb
 
 from nvflare_plugins.pooled.job import HorizontalJob
+from tests.support.examples import quick
 from tests.support.federation import Federation, SiteDied, leaf_difference, succeed
-from tests.support.horizontal_jobs import dies_after, federate, job, table
-from tests.support.row_draws import names, train_centrally, weighted
+from tests.support.horizontal_jobs import dies_after, federate, table
+from tests.support.horizontal_jobs import spaced as job
+from tests.support.row_draws import train_centrally, weighted
 
 VARIANTS: dict[str, tuple[dict, dict]] = {
     "logistic": ({"subsample": 0.5}, {}),
@@ -29,7 +31,7 @@ VARIANTS: dict[str, tuple[dict, dict]] = {
 }
 
 
-@pytest.mark.parametrize("name", names(VARIANTS, "scale_pos_weight", "squared_error", "poisson", "weighted"))
+@pytest.mark.parametrize("name", quick(VARIANTS, "base_score", "softprob", "dart_and_columns"))
 def test_trees_equal_central_training_on_the_drawn_rows(tmp_path, name):
     params, fields = VARIANTS[name]
     frame = (weighted if fields else table)(400)

@@ -75,6 +75,7 @@ def trained(folder: Path, n_rows: int, **fields: object) -> Parties:
     return parties
 
 
+@pytest.mark.usefixtures("every_report")
 def test_a_scheme_of_others_trains_the_centralized_model_and_the_evidence_names_its_files(
     tmp_path: Path, packages: Path, quick_primes: None
 ) -> None:

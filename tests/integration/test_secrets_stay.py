@@ -26,7 +26,7 @@ from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.pooled.processors import BUILT_IN
 from nvflare_plugins.wire.envelope import Codec, Frame, FrameType, Kind, unpack
 from nvflare_plugins.wire.sums import ProtectedSums
-from tests.support.examples import quick
+from tests.support.examples import quick, slow
 from tests.support.federation import Federation, succeed
 
 PROFILES = [name for name in BUILT_IN if name != "plain"]
@@ -96,7 +96,7 @@ def reused(payloads: list[np.ndarray]) -> str | None:
 
 @pytest.mark.parametrize(
     "name",
-    quick(JOBS, "growing_scales", "classes", "adaptive_leaves"),
+    quick(JOBS, "growing_scales", "adaptive_leaves"),
 )
 def test_no_keystream_is_used_twice(federation, name):
     """Over all trees, over retries of every single message, and over a restart of the whole job."""
@@ -176,7 +176,7 @@ def test_the_server_cannot_add_up_what_it_receives(tmp_path, word_bits):
     assert revealed_sums(tmp_path, word_bits) <= (0 if word_bits == 64 else 1e-3)  # by chance once in 2^32 words
 
 
-@pytest.mark.parametrize("word_bits", [64, 32])
+@pytest.mark.parametrize("word_bits", [64, *slow(32)])
 def test_a_sum_without_blinding_would_be_noticed(tmp_path, monkeypatch, word_bits):
     real = session_module.PairwiseMasks
     monkeypatch.setattr(session_module, "PairwiseMasks", lambda *arguments: real(*arguments, blinder=None))

@@ -11,7 +11,8 @@ import xgboost as xgb
 
 from tests.support.examples import slow
 from tests.support.federation import Federation, central_model, leaf_difference, succeed
-from tests.support.horizontal_jobs import BOUNDS, LOGISTIC, federate, job, metrics_of, table
+from tests.support.horizontal_jobs import LOGISTIC, federate, metrics_of, table
+from tests.support.horizontal_jobs import spaced as job
 
 
 @pytest.mark.parametrize(
@@ -86,7 +87,10 @@ def test_early_stopping_decides_as_xgboost_does(tmp_path, metric, patience):
     whole = federate(tmp_path / "all", frame, job(params, 12, eval_data_set="held_out"), held_out)
     history = metrics_of(whole, f"eval-{metric}")
     stopped = federate(
-        tmp_path / "stopped", frame, job(params, 12, eval_data_set="held_out", early_stopping_rounds=patience), held_out
+        tmp_path / "stopped",
+        frame,
+        job(params, 12, eval_data_set="held_out", early_stopping_rounds=patience),
+        held_out,
     )
     central = central_model(
         frame,
@@ -122,7 +126,7 @@ def one_class_at_site_1() -> tuple[pd.DataFrame, pd.DataFrame]:
     return table(), held_out
 
 
-@pytest.mark.parametrize("profile", ["masks", "bfv"])
+@pytest.mark.parametrize("profile", ["masks", *slow("bfv")])
 def test_aucpr_is_the_mean_over_the_sites_with_both_classes(tmp_path, profile):
     frame, held_out = one_class_at_site_1()
     federation = Federation(tmp_path)
@@ -133,8 +137,6 @@ def test_aucpr_is_the_mean_over_the_sites_with_both_classes(tmp_path, profile):
         3,
         eval_data_set="held_out",
         profile=profile,
-        cuts="uniform",
-        cut_bounds=BOUNDS,
     )
     succeed(federation.run(training))
     booster = xgb.Booster(params={"eval_metric": "aucpr"}, model_file=bytearray(federation.model()))

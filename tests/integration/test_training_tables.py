@@ -15,7 +15,7 @@ from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.pooled.processors import BUILT_IN
 from tests.support.examples import slow
 from tests.support.federation import Federation, central_model, leaf_difference, succeed
-from tests.support.horizontal_jobs import BOUNDS, LABEL_MEAN_TOLERANCE, LOGISTIC, federate, job, table
+from tests.support.horizontal_jobs import LABEL_MEAN_TOLERANCE, LOGISTIC, federate, job, spaced, table
 
 COLOURS = [f"colour {i}" for i in range(9)]
 
@@ -31,7 +31,9 @@ def coloured() -> tuple[pd.DataFrame, pd.DataFrame]:
     return texts, numbers
 
 
-@pytest.mark.parametrize("params", [{"max_cat_to_onehot": 2}, {"max_cat_to_onehot": 100}, {"max_cat_threshold": 3}])
+@pytest.mark.parametrize(
+    "params", [{"max_cat_to_onehot": 2}, {"max_cat_to_onehot": 100}, *slow({"max_cat_threshold": 3})]
+)
 def test_categories_equal_central_training_on_their_codes(tmp_path, params):
     texts, numbers = coloured()
     # Sorted by category: no site holds them all.
@@ -80,6 +82,9 @@ ODD_TABLES = {
 }
 
 
+NEAR = ("only_constant", "only_missing", "booleans")  # to those of several columns, and to integers
+
+
 @pytest.mark.parametrize(
     ("name", "cuts"),
     [
@@ -87,7 +92,7 @@ ODD_TABLES = {
             name,
             cuts,
             id=f"{name}-{cuts}",
-            marks=[pytest.mark.slow] if cuts == "exact" and name != "huge" else [],
+            marks=[pytest.mark.slow] if name in NEAR or (cuts == "exact" and name != "huge") else [],
         )
         for name in ODD_TABLES
         for cuts in ("quantile", "exact")
@@ -96,8 +101,8 @@ ODD_TABLES = {
 def test_odd_tables_equal_central(tmp_path, name, cuts):
     frame = ODD_TABLES[name](table(200))
     params = {"base_score": 0.5} if name == "one_class" else {}
-    federation = federate(tmp_path, frame, job(params, cuts=cuts))
-    central = central_model(frame.astype(np.float32), "y", {**LOGISTIC, **params}, federation.cuts(), 4)
+    federation = federate(tmp_path, frame, job(params, 2, cuts=cuts))
+    central = central_model(frame.astype(np.float32), "y", {**LOGISTIC, **params}, federation.cuts(), 2)
     assert leaf_difference(federation.model(), central) <= LABEL_MEAN_TOLERANCE
 
 
@@ -122,9 +127,9 @@ def test_values_beyond_the_outermost_cut_are_refused_before_anything_is_sent(tmp
 def test_a_site_of_one_row(tmp_path, params):
     frame = table(200)
     parts = [np.arange(1), np.arange(1, 60), np.arange(60, 200)]
-    training = job(params, evaluate_training=True, finest_exponent=-30)
+    training = spaced(params, evaluate_training=True, finest_exponent=-30)
     masked = federate(tmp_path / "masks", frame, training, parts=parts)
-    plain = federate(tmp_path / "plain", frame, job(params, profile="plain", finest_exponent=-30), parts=parts)
+    plain = federate(tmp_path / "plain", frame, spaced(params, profile="plain", finest_exponent=-30), parts=parts)
     assert masked.model() == plain.model()
 
 
@@ -155,10 +160,9 @@ def test_growing_gradients_find_new_scales(tmp_path):
     """A learning rate far too high: gradients outgrow every scale agreed at the start, several times."""
     frame = table(200)
     params = {"objective": "reg:squarederror", "learning_rate": 30.0}
-    fields = {"finest_exponent": -10, "evaluate_training": True, "cuts": "uniform", "cut_bounds": BOUNDS}
-    models = [
-        federate(tmp_path / profile, frame, job(params, 6, profile=profile, **fields)).model() for profile in BUILT_IN
-    ]
+    fields = {"finest_exponent": -10, "evaluate_training": True}
+    jobs = {profile: spaced(params, 5, profile=profile, **fields) for profile in BUILT_IN}
+    models = [federate(tmp_path / profile, frame, one).model() for profile, one in jobs.items()]
     assert len(set(models)) == 1
     prediction = xgb.Booster(model_file=bytearray(models[0])).predict(xgb.DMatrix(frame.drop(columns="y")))
     assert np.abs(prediction).max() > 1e6

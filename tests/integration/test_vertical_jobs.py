@@ -56,7 +56,7 @@ def nothing_written(parties: Parties, job_id: str = "job") -> bool:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory) -> tuple[Parties, dict[str, JobResult]]:
+def trained(tmp_path_factory, every_report) -> tuple[Parties, dict[str, JobResult]]:
     """Parties that have trained once, for tests that only read what came out."""
     parties = federation(tmp_path_factory.mktemp("trained"))
     return parties, succeed(run(parties, job(eval_data_set="held", evaluate_training=True)))
@@ -136,15 +136,15 @@ def test_completely_secureboost_uses_own_columns_first(parties):
 
 def test_a_party_with_the_label_alone_and_parties_with_one_column(tmp_path):
     parties = federation(tmp_path, 3, (0, 2, 1))
-    succeed(run(parties, job()))
-    assert same(merged(parties), central(table(390, 3).iloc[:300], 4))
+    succeed(run(parties, job(num_rounds=2)))
+    assert same(merged(parties), central(table(390, 3).iloc[:300], 2))
 
 
 def test_any_party_may_be_the_active_one(tmp_path):
     parties = Parties(tmp_path, 2, dict(POLICY))
     parties.give("site-1", "data", TRAIN[["c0", "c1", "c2"]])
     parties.give("site-2", "data", TRAIN[["c3", "c4", "c5", "y"]])
-    succeed(run(parties, job(active="site-2")))
+    succeed(run(parties, job(active="site-2", num_rounds=1)))
     assert (parties.run_folder("site-2") / ACTIVE_FILE).exists()
     assert (parties.run_folder("site-1") / PASSIVE_FILE).exists()
 
@@ -215,7 +215,7 @@ def sums_by_row(parties: Parties, site: str) -> np.ndarray:
 def test_caps_are_charged_once_for_rounds_that_are_not_done_again(tmp_path):
     """A resumed job charges what it releases: the round that was lost on the way, again, and those after it."""
     charged = {}
-    for name, rounds, lost_in in (("five", 5, None), ("eight", 8, None), ("lost", 8, 5)):
+    for name, rounds, lost_in in (("three", 3, None), ("five", 5, None), ("lost", 5, 3)):
         parties = federation(tmp_path / name, n_rows=4000)  # nothing is withheld
         training = {"preset": "guarded", "num_rounds": rounds, "params": {**PARAMS, "max_depth": 2}}
         hooks = {} if lost_in is None else {"tamper": {"site-3": dies_in_round(lost_in)}, "notices_death": True}
@@ -224,8 +224,8 @@ def test_caps_are_charged_once_for_rounds_that_are_not_done_again(tmp_path):
         charged[name] = sums_by_row(parties, "site-2")
     succeed(run(parties, job(**training, resume_from="lost"), "resumed"))
     of_resumed = sums_by_row(parties, "site-2") - charged["lost"]
-    assert (charged["lost"] >= charged["five"]).all() and (charged["lost"] < charged["eight"]).all()
-    np.testing.assert_array_equal(of_resumed, charged["eight"] - charged["five"])
+    assert (charged["lost"] >= charged["three"]).all() and (charged["lost"] < charged["five"]).all()
+    np.testing.assert_array_equal(of_resumed, charged["five"] - charged["three"])
 
 
 def test_rounds_without_a_question_keep_parties_together(parties, monkeypatch):
@@ -278,20 +278,20 @@ def test_checkpoints_of_different_attempts_do_not_meet(parties):
 
 
 def test_parts_of_another_model_are_not_continued(parties):
-    succeed(run(parties, job(num_rounds=2), "one"))
-    succeed(run(parties, job(num_rounds=2), "two"))
+    succeed(run(parties, job(num_rounds=1), "one"))
+    succeed(run(parties, job(num_rounds=1), "two"))
     source = parties.run_folder("site-2", "two") / PASSIVE_FILE
     source.rename(parties.run_folder("site-2", "one") / PASSIVE_FILE)
-    outcomes = run(parties, job(num_rounds=2, initial_model="one"), "three")
+    outcomes = run(parties, job(num_rounds=1, initial_model="one"), "three")
     assert "part of another model" in str(outcomes["site-1"]) or "part of another model" in str(outcomes["site-2"])
 
 
 def test_a_model_of_other_classes_is_not_continued(parties):
-    succeed(run(parties, job(num_rounds=2, label_classes=[0, 1]), "one"))
-    succeed(run(parties, job(num_rounds=2, label_classes=[0, 1], initial_model="one"), "two"))
+    succeed(run(parties, job(num_rounds=1, label_classes=[0, 1]), "one"))
+    succeed(run(parties, job(num_rounds=1, label_classes=[0, 1], initial_model="one"), "two"))
     for classes in ([1, 0], None):
         outcomes = run(
-            parties, job(num_rounds=2, label_classes=classes, initial_model="one"), f"three-{classes is None}"
+            parties, job(num_rounds=1, label_classes=classes, initial_model="one"), f"three-{classes is None}"
         )
         assert "trained with other label_classes" in str(outcomes["site-1"])
 
@@ -306,8 +306,8 @@ def with_ids(frame: pd.DataFrame) -> pd.DataFrame:
 def test_ids_prove_the_order_of_rows(tmp_path):
     parties = Parties(tmp_path, 3, dict(POLICY))
     give_columns(parties, "data", with_ids(TRAIN), (2, 3, 1))
-    succeed(run(parties, job()))
-    assert same(merged(parties), central(TRAIN, 4))
+    succeed(run(parties, job(num_rounds=2)))
+    assert same(merged(parties), central(TRAIN, 2))
     assert not any("on trust" in line for line in parties.said["site-1"])
 
 
@@ -345,10 +345,10 @@ def overlapping(folder) -> tuple[Parties, pd.DataFrame]:
 
 def test_rows_are_aligned_first_and_again_from_what_was_found(tmp_path):
     parties, common = overlapping(tmp_path)
-    succeed(run(parties, job(alignment="first"), "one"))
-    assert same(merged(parties, "one"), central(common, 4))
-    succeed(run(parties, job(alignment="one"), "two"))
-    assert same(merged(parties, "two"), central(common, 4))
+    succeed(run(parties, job(alignment="first", num_rounds=2), "one"))
+    assert same(merged(parties, "one"), central(common, 2))
+    succeed(run(parties, job(alignment="one", num_rounds=2), "two"))
+    assert same(merged(parties, "two"), central(common, 2))
 
 
 def test_rows_as_they_lay_in_the_file_are_let_go_once_they_are_aligned(tmp_path, monkeypatch):
@@ -434,11 +434,11 @@ def test_changed_rows_need_consent(tmp_path):
     parties = federation(tmp_path)
     for site in parties.sites:
         parties.set_policy(site, consents={"plain_profile": True, "exact_bins": True})
-    succeed(run(parties, job(), "one"))
+    succeed(run(parties, job(num_rounds=1), "one"))
     changed = TRAIN[["c2", "c3", "c4"]].copy()
     changed.iloc[0, 0] += 1
     parties.give("site-2", "data", changed)
-    outcomes = run(parties, job(), "two")
+    outcomes = run(parties, job(num_rounds=1), "two")
     assert isinstance(outcomes["site-2"], ConfigurationError) and "recompute_with_changes" in str(outcomes["site-2"])
 
 
