@@ -1,4 +1,4 @@
-"""Processes of tests, forked from a server that has imported what they need: none imports FLARE or numpy anew."""
+"""Processes of tests, forked from a server that has FLARE, numpy and XGBoost: none imports them anew."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ NEEDED = [
     "nvflare_plugins.flare.site_guard",
     "tests.support.flare_reads",
     "tests.support.ledger_workers",
+    "xgboost",
 ]
 
 
