@@ -88,8 +88,18 @@ class ServerWithEvidence(Aggregator):
 
 
 @pytest.fixture
-def evidence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Evidence of a whole run, with the plugin gone from this Python."""
+def evidence(tmp_path: Path, evidence_once: Path) -> Path:
+    """Evidence of a whole run, with the plugin gone from this Python; each test has a copy."""
+    return Path(shutil.copytree(evidence_once, tmp_path / "evidence"))
+
+
+@pytest.fixture(scope="module")
+def evidence_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        return evidence_of(tmp_path_factory.mktemp("once"), patch)
+
+
+def evidence_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     packages = plugins.install(tmp_path / "packages", monkeypatch)
     folder = tmp_path / "evidence"
     folder.mkdir()

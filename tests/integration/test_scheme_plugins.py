@@ -31,7 +31,7 @@ from nvflare_plugins.site.protocols import PROTOCOLS
 from tests.support import plugins
 from tests.support.federation import Parties, succeed
 from tests.support.he_toys import toy_paillier
-from tests.support.vertical_jobs import central, federation, job, merged, run, table
+from tests.support.vertical_jobs import PARAMS, central, federation, job, merged, run, table
 
 NAME = "acme_damgard_jurik"
 PROFILE = f"scheme.{NAME}"
@@ -67,7 +67,7 @@ def parties_of(folder: Path, **options: int) -> Parties:
 def trained(folder: Path, n_rows: int, **fields: object) -> Parties:
     parties = parties_of(folder, n_sites=2, widths=(2, 2), n_rows=n_rows)
     succeed(run(parties, job(**{**FIELDS, **fields})))
-    reference = central(table(n_rows + 90, 4).iloc[:n_rows], 2)
+    reference = central(table(n_rows + 90, 4).iloc[:n_rows], 2, fields.get("params", PARAMS))
     assert (
         json.loads(merged(parties))["learner"]["gradient_booster"]
         == json.loads(reference.save_raw("json"))["learner"]["gradient_booster"]
@@ -79,7 +79,7 @@ def trained(folder: Path, n_rows: int, **fields: object) -> Parties:
 def test_a_scheme_of_others_trains_the_centralized_model_and_the_evidence_names_its_files(
     tmp_path: Path, packages: Path, quick_primes: None
 ) -> None:
-    parties = trained(tmp_path / "sites", 60, key_bits=2048)
+    parties = trained(tmp_path / "sites", 30, key_bits=2048, params={**PARAMS, "max_depth": 2, "max_bin": 8})
     folder = tmp_path / "exported"
     folder.mkdir()
     for site in parties.sites:

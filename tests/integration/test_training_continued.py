@@ -16,7 +16,8 @@ from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
 from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.xgb.cuts import reference_table
 from tests.support.federation import Federation, SiteDied, central_model, leaf_difference, succeed
-from tests.support.horizontal_jobs import LOGISTIC, dies_after, federate, job, table
+from tests.support.horizontal_jobs import LOGISTIC, dies_after, federate, table
+from tests.support.horizontal_jobs import spaced as job
 
 
 def give_model(federation: Federation, model: bytes, sites=None) -> None:

@@ -159,7 +159,7 @@ def test_two_sites_only_by_consent(tmp_path):
 def test_growing_gradients_find_new_scales(tmp_path):
     """A learning rate far too high: gradients outgrow every scale agreed at the start, several times."""
     frame = table(200)
-    params = {"objective": "reg:squarederror", "learning_rate": 30.0}
+    params = {"objective": "reg:squarederror", "learning_rate": 30.0, "max_depth": 2}
     fields = {"finest_exponent": -10, "evaluate_training": True}
     jobs = {profile: spaced(params, 5, profile=profile, **fields) for profile in BUILT_IN}
     models = [federate(tmp_path / profile, frame, one).model() for profile, one in jobs.items()]

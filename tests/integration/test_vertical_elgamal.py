@@ -20,6 +20,7 @@ from nvflare_plugins.kinds.vertical.key_owner import elgamal_owner
 from nvflare_plugins.wire.envelope import Kind
 from tests.integration.test_vertical_hostile import all_end_clearly
 from tests.integration.test_vertical_jobs import dies_in_round, same, sums_by_row
+from tests.support.examples import slow
 from tests.support.federation import Parties, SiteDied, succeed
 from tests.support.vertical_jobs import PARAMS, central, federation, job, merged, run, table
 
@@ -95,7 +96,7 @@ def test_twenty_bits_train_and_say_that_the_model_is_another(parties):
     assert "not the centralized model" in "\n".join(parties.said["site-1"])
 
 
-@pytest.mark.parametrize(("changes", "digits"), [({}, 2), ({"fraction_bits": 20}, 1)])
+@pytest.mark.parametrize(("changes", "digits"), [({}, 2), *slow(({"fraction_bits": 20}, 1))])
 def test_guards_count_what_the_active_party_sees(tmp_path, changes, digits):
     charged = {}
     for name, profile in (("plain", {"profile": "plain"}), ("elgamal", {**ELGAMAL, **changes})):

@@ -8,6 +8,7 @@ import shutil
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.xgb.model_json import with_lists
 from tests.support.federation import Parties, succeed
 from tests.support.searching import found_every_time
-from tests.support.vertical_federation import Joined, central, federate
+from tests.support.vertical_federation import Joined, Outcome, central, federate
 from tests.support.vertical_parts import parts_of, write_parts
 
 SITES = ("site-1", "site-2", "site-3")
@@ -61,9 +62,9 @@ class Case:
         return self.reference.predict(xgb.DMatrix(self.rows), **options)
 
 
-def make_case(
-    folder: Path, kind: str = "binary", with_ids: bool = True, seed: int = 4, classes: Sequence[str | int] | None = None
-) -> Case:
+@cache
+def training(kind: str, seed: int) -> tuple[Joined, np.ndarray, Outcome, xgb.Booster]:
+    """Return rows to train on, rows to predict, and the models of all parties and of XGBoost."""
     rng = np.random.default_rng(seed)
     features = rng.normal(size=(700, 9)).astype(np.float32)
     features[rng.random(features.shape) < 0.1] = np.nan
@@ -71,7 +72,13 @@ def make_case(
     score = x[:, 0] - x[:, 4] * x[:, 7] + x[:, 5]
     label = (score > 0 if kind == "binary" else np.digitize(score, [-0.7, 0.7])).astype(np.float32)
     joined = Joined(features[:500], label[:500], (3, 3, 3))
-    outcome = federate(joined, PARAMS[kind], 5)
+    return joined, features[500:], federate(joined, PARAMS[kind], 5), central(joined, PARAMS[kind], 5)
+
+
+def make_case(
+    folder: Path, kind: str = "binary", with_ids: bool = True, seed: int = 4, classes: Sequence[str | int] | None = None
+) -> Case:
+    joined, rows, outcome, reference = training(kind, seed)
     active, passive = parts_of(outcome)
     names = [*active.columns, *(f"{party.site}.{alias}" for party in active.parties for alias in party.aliases)]
     active = dataclasses.replace(active, booster=with_lists(active.booster, names, {}, classes))
@@ -79,7 +86,6 @@ def make_case(
     named = {f"site-{i + 1}": part for i, part in enumerate((active, *passive.values()))}
     assert sorted(passive) == ["site-2", "site-3"]
     write_parts({site: parties.run_folder(site, TRAINING) for site in SITES}, named, "site-1", TRAINING)
-    rows = features[500:]
     ids = [f"person-{i:04}" for i in range(len(rows))]
     for i, (site, part) in enumerate(named.items()):
         frame = pd.DataFrame(joined.part(i, rows), columns=list(part.columns))
@@ -87,7 +93,7 @@ def make_case(
         if with_ids:
             frame["who"], facts = ids, {"id": "who"}
         parties.give(site, "new", frame, **facts)
-    return Case(parties, rows, central(joined, PARAMS[kind], 5), ids)
+    return Case(parties, rows, reference, ids)
 
 
 @pytest.fixture(scope="module")

@@ -17,17 +17,18 @@ from nvflare_plugins.kinds.vertical import active_party
 from tests.support.federation import Parties, succeed
 from tests.support.vertical_jobs import POLICY, give_columns, job, merged, run, table
 
-PARAMS = {"objective": "binary:logistic", "max_depth": 3, "max_bin": 16, "eta": 0.3}
+PARAMS = {"objective": "binary:logistic", "max_depth": 2, "max_bin": 16, "eta": 0.3}
 SEALED = {"preset": "sealed", "profile": "paillier", "key_bits": 2048, "num_rounds": 3, "params": PARAMS}
+N_ROWS = 300
 
 
-def parties_with(folder, n_rows: int = 600, n_sites: int = 2, widths=(2, 4)) -> Parties:
+def parties_with(folder, n_rows: int = N_ROWS, n_sites: int = 2, widths=(2, 4)) -> Parties:
     parties = Parties(folder, n_sites, {**POLICY, "allowed_profiles": ["paillier"], "min_key_bits": 2048})
     give_columns(parties, "data", table(n_rows, sum(widths)), widths)
     return parties
 
 
-def auc_of(model: bytes, n_rows: int = 600) -> float:
+def auc_of(model: bytes, n_rows: int = N_ROWS) -> float:
     frame = table(n_rows, 6)
     booster = xgb.Booster(model_file=bytearray(model))
     rows = xgb.DMatrix(frame.drop(columns="y").to_numpy())
@@ -37,7 +38,7 @@ def auc_of(model: bytes, n_rows: int = 600) -> float:
 def test_a_job_trains_as_well_as_in_the_open_and_says_what_it_is(tmp_path):
     parties = parties_with(tmp_path)
     succeed(run(parties, job(**SEALED)))
-    frame = table(600, 6)
+    frame = table(N_ROWS, 6)
     central = xgb.train({**PARAMS, "seed": 0}, xgb.DMatrix(frame.drop(columns="y").to_numpy(), label=frame.y), 3)
     assert abs(auc_of(merged(parties)) - auc_of(bytes(central.save_raw("json")))) < 0.01
     active = json.loads((parties.run_folder("site-1") / "run.json").read_text())
@@ -57,8 +58,7 @@ def test_a_lost_job_is_resumed_under_new_transfers_and_masks(tmp_path, monkeypat
         return found
 
     monkeypatch.setattr(active_party, "SealedTraining", noted)
-    short = {**SEALED, "params": {**PARAMS, "max_depth": 2}}
-    parties, stopped = parties_with(tmp_path), job(**short)
+    parties, stopped = parties_with(tmp_path), job(**SEALED)
 
     def stop(self, number):
         if number == 2:
@@ -70,7 +70,7 @@ def test_a_lost_job_is_resumed_under_new_transfers_and_masks(tmp_path, monkeypat
         patch.setattr(active_party.VerticalTraining, "_grow_round", stop)
         outcomes = run(parties, stopped, "lost")
     assert isinstance(outcomes["site-1"], JobAborted)
-    succeed(run(parties, job(**short, resume_from="lost"), "resumed"))
+    succeed(run(parties, job(**SEALED, resume_from="lost"), "resumed"))
     succeed(run(parties, stopped, "whole"))
     assert len(set(offers)) == 3
     assert np.isclose(auc_of(merged(parties, "resumed")), auc_of(merged(parties, "whole")))
