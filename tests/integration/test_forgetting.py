@@ -64,7 +64,7 @@ def forgetting(federation: Parties, site: str) -> Forgetting:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Federation:
     """Return sites with the rows of ``frame`` that have trained job august on them; each test has a copy."""
     federation = federation_of(tmp_path_factory.mktemp("trained"), frame())
-    succeed(federation.run(job(), "august"))
+    succeed(federation.run(SEARCHING, "august"))
     return federation
 
 
@@ -97,6 +97,7 @@ def parts_of(rows: pd.DataFrame, kept: pd.DataFrame) -> list[np.ndarray]:
     return [np.flatnonzero(left == number) for number in range(3)]
 
 
+SEARCHING = any_job(num_rounds=2)
 TRAININGS = {
     "masks": any_job(num_rounds=3),
     "plain": any_job(num_rounds=3, profile="plain"),
@@ -149,14 +150,14 @@ SMALL = {
 def test_smaller_batches_wait(tmp_path: Path, trained: Federation, name: str) -> None:
     rows, federation = frame(), trained.copied(tmp_path)
     ask(federation, rows, SMALL[name])
-    refused(federation, job(forgets="august"), "again")
+    refused(federation, replace(SEARCHING, forgets="august"), "again")
     for site, n in zip(federation.sites, SMALL[name], strict=True):
         assert standing(federation, site) == ({Standing.WAITING: n} if n else {})
     if name == "one person":  # nothing was released: other jobs go on as before, with the rows of those who wait
-        succeed(federation.run(job({"eta": 0.1}), "other"))
+        succeed(federation.run(replace(SEARCHING, num_rounds=1), "other"))
     if name == "too few":  # more come, and the batch is full
         ask(federation, rows, (20,) * 3, first=333)
-        succeed(federation.run(job(forgets="august"), "later"))
+        succeed(federation.run(replace(SEARCHING, forgets="august"), "later"))
         assert standing(federation, "site-3") == {Standing.FORGOTTEN: 353}
 
 
@@ -164,9 +165,9 @@ def test_with_the_consent_of_every_site_concerned_one_is_enough(tmp_path: Path, 
     rows, federation = frame(), trained.copied(tmp_path / "a")
     kept = ask(federation, rows, (1, 0, 0))
     federation.set_policy("site-1", consents={"recompute_with_changes": True, "plain_profile": True})
-    succeed(federation.run(job(forgets="august"), "again"))
+    succeed(federation.run(replace(SEARCHING, forgets="august"), "again"))
     assert "recompute_with_changes" in federation.record("site-1", "again").consents
-    other = trained_on(tmp_path / "b", kept, job(), parts_of(rows, kept))
+    other = trained_on(tmp_path / "b", kept, SEARCHING, parts_of(rows, kept))
     assert federation.model("again") == other
 
 
@@ -276,7 +277,7 @@ DIES = {
 def test_no_request_is_lost_or_done_too_early_wherever_a_machine_dies(
     tmp_path: Path, trained: Federation, where: str
 ) -> None:
-    rows, training, federation = frame(), job(), trained.copied(tmp_path / "a")
+    rows, training, federation = frame(), SEARCHING, trained.copied(tmp_path / "a")
     kept = ask(federation, rows, (N_GONE,) * 3)
     again = replace(training, forgets="august")
     outcomes = federation.run(again, "dead", tamper={"site-2": dies_at(*DIES[where])})

@@ -99,7 +99,7 @@ def test_the_model_is_that_of_xgboost_going_on_with_the_rows_that_are_left(tmp_p
     "training",
     [
         going({"objective": "multi:softprob", "num_class": 2}),
-        going({"subsample": 0.5, "colsample_bytree": 0.8}),
+        going({"subsample": 0.5, "colsample_bytree": 0.8}, cuts="quantile"),
         *slow(going({"eval_metric": ["logloss", "auc"]}, cuts="quantile", evaluate_training=True)),
         going({"grow_policy": "lossguide", "max_leaves": 6}, cuts="exact"),
         *slow(going({}, weight="f3")),
@@ -171,7 +171,8 @@ def test_the_attack_works_where_a_state_is_summed_twice(tmp_path: Path, opened: 
     ],
 )
 def test_no_two_opened_sums_differ_by_what_one_site_gave(tmp_path: Path, opened: Opened, nth: int, engine: str) -> None:
-    federation, training = federation_of(tmp_path), going({"subsample": 0.7} if nth == 6 else {}, engine=engine)
+    training = going({"subsample": 0.7} if nth == 6 else {}, engine=engine, cuts="quantile")
+    federation = federation_of(tmp_path)
     lose(federation, training, tamper={"site-2": dies_at(Kind.HISTOGRAM, nth)})
     succeed(go_on(federation, training))
     assert len({sites for _, sites, _, _ in opened.sums.values()}) == 2

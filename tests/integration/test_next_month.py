@@ -28,6 +28,9 @@ def job(params: dict | None = None, num_rounds: int = 2, **fields: object) -> Ho
     return spaced(params, num_rounds, **fields)
 
 
+SEARCHING = searching(num_rounds=2)
+
+
 def of_coarse(**fields: object) -> HorizontalJob:
     return job(cut_bounds={"x0": [0.0, 2.0], "x1": [0.0, 1.0]}, **fields)
 
@@ -46,7 +49,7 @@ def federation_of(folder: Path, frame: pd.DataFrame, august: HorizontalJob) -> F
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Federation:
     """Return sites that have trained on the first of ``months``; each test has a copy."""
-    return federation_of(tmp_path_factory.mktemp("august"), months()[0], job())
+    return federation_of(tmp_path_factory.mktemp("august"), months()[0], SEARCHING)
 
 
 def give(federation: Federation, parts: dict[str, pd.DataFrame], name: str = "train") -> None:
@@ -152,14 +155,14 @@ def test_fewer_added_rows_are_refused_before_anything_of_rows_leaves(
     added = [september.iloc[a:b] for a, b in itertools.pairwise(sizes)]
     give(federation, grown(august, added))
     frames: list = []
-    outcomes = federation.run(job(), "september", frames=frames)
+    outcomes = federation.run(SEARCHING, "september", frames=frames)
     assert all(isinstance(outcome, Exception) for outcome in outcomes.values())
     assert any(isinstance(o, DataRefusal) and str(o) == REGISTRY_TEXT for o in outcomes.values())
     assert not kinds_of(frames) & {Kind.CUT_COUNTS, Kind.HISTOGRAM, Kind.ROOT_SUM}
     # What was refused is not remembered as released: with the missing rows the next try goes on.
     if name == "too few rows":
         give(federation, grown(august, thirds(september)))
-        succeed(federation.run(job(), "later"))
+        succeed(federation.run(SEARCHING, "later"))
 
 
 def test_with_the_consent_of_every_site_few_are_enough(tmp_path: Path, trained: Federation) -> None:
@@ -168,9 +171,9 @@ def test_with_the_consent_of_every_site_few_are_enough(tmp_path: Path, trained: 
     give(federation, grown(august, thirds(september)))
     for site in federation.sites[:2]:
         federation.set_policy(site, consents={"recompute_with_changes": True})
-    assert all(isinstance(o, Exception) for o in federation.run(job(), "two").values())
+    assert all(isinstance(o, Exception) for o in federation.run(SEARCHING, "two").values())
     federation.set_policy("site-3", consents={"recompute_with_changes": True})
-    succeed(federation.run(job(), "all"))
+    succeed(federation.run(SEARCHING, "all"))
     assert "recompute_with_changes" in federation.record("site-1", "all").consents
 
 
@@ -181,7 +184,7 @@ def test_a_site_that_exchanged_its_rows_stops_the_others(tmp_path: Path, trained
     parts = grown(august, thirds(september))
     parts["site-2"] = table(900, seed=9)
     give(federation, parts)
-    outcomes = federation.run(job(), "september")
+    outcomes = federation.run(SEARCHING, "september")
     assert all(isinstance(outcome, Exception) for outcome in outcomes.values())
 
 
@@ -191,7 +194,7 @@ def test_no_count_of_a_single_site_is_readable_on_the_wire(tmp_path: Path, train
     federation = trained.copied(tmp_path)
     give(federation, grown(august, thirds(september)))
     frames: list = []
-    succeed(federation.run(job(), "september", frames=frames))
+    succeed(federation.run(SEARCHING, "september", frames=frames))
     sent = [unpack(frame).payload for _, frame in frames if unpack(frame).kind is Kind.EFFECTIVE_ROWS]
     assert len(sent) == 3
     for payload in sent:

@@ -13,7 +13,8 @@ from nvflare_plugins.base.errors import ROWS_TEXT, JobAborted, PolicyRefusal
 from nvflare_plugins.site.data_refusals import RefusalCount
 from nvflare_plugins.site.policy import SitePolicy
 from tests.support.federation import Federation, central_model, leaf_difference, succeed
-from tests.support.horizontal_jobs import LOGISTIC, federate, job, table
+from tests.support.horizontal_jobs import LOGISTIC, federate, table
+from tests.support.horizontal_jobs import spaced as job
 from tests.support.row_draws import STRICT, names, weighted
 
 

@@ -23,7 +23,7 @@ from nvflare_plugins.wire.envelope import Kind, unpack
 from nvflare_plugins.wire.sums import ProtectedSums
 from nvflare_plugins.xgb.versions import installed_release
 from tests.support.federation import Federation, succeed
-from tests.support.horizontal_jobs import federate, job, table
+from tests.support.horizontal_jobs import federate, job, spaced, table
 from tests.support.row_draws import STRICT, names, weighted
 
 
@@ -78,7 +78,7 @@ def single_rows_read_by_name(folder: Path, monkeypatch: pytest.MonkeyPatch, engi
     n = len(frame) // 3
     ear = _Eavesdropper(monkeypatch)
     params = {"subsample": 0.01, "eta": 1e-9, "max_depth": 1, "max_bin": 16, "base_score": 0.5, "seed": seed}
-    federation = federate(folder, frame, job(params, n_rounds, engine=engine), parts=np.split(np.arange(3 * n), 3))
+    federation = federate(folder, frame, spaced(params, n_rounds, engine=engine), parts=np.split(np.arange(3 * n), 3))
     guessed = rows_by_public_seed(n, 0.01, seed, n_rounds)
     single = [number for number in range(n_rounds) if guessed[number].sum() == 1]
     hits = 0
@@ -162,7 +162,7 @@ def test_a_sample_of_few_rows_is_refused_before_a_tree_and_everywhere_alike(tmp_
     kinds = sent_kinds(frames)
     assert Kind.EFFECTIVE_ROWS in kinds and not kinds & {Kind.HISTOGRAM, Kind.CUT_COUNTS, Kind.ROOT_SUM}
     # Nothing but a capped count was released: the job that was meant may follow.
-    succeed(federation.run(job({"subsample": 0.5}), "meant"))
+    succeed(federation.run(spaced({"subsample": 0.5}, 1), "meant"))
 
 
 def test_the_same_rows_sampled_otherwise_are_changed_rows(tmp_path):
@@ -182,9 +182,9 @@ def test_a_repeated_job_draws_the_same_rows_and_shows_no_difference(tmp_path, mo
     federation, ear = Federation(tmp_path, policy=STRICT), _Eavesdropper(monkeypatch)
     federation.give_data("train", table(400))
     params = {"subsample": 0.7, "eta": 1e-9, "base_score": 0.5}
-    succeed(federation.run(job(params, 3), "first"))
+    succeed(federation.run(spaced(params, 3), "first"))
     first, ear.roots = ear.roots, []
-    succeed(federation.run(job({**params, "seed": 4, "reg_lambda": 2.0}, 3), "second"))
+    succeed(federation.run(spaced({**params, "seed": 4, "reg_lambda": 2.0}, 3), "second"))
     assert len(first) == len(ear.roots) == 3
     for one, other in zip(first, ear.roots, strict=True):
         assert one == pytest.approx(other, abs=1e-6)
@@ -220,7 +220,7 @@ def test_a_factor_for_rare_labels_is_a_weight(tmp_path):
     assert not sent_kinds(frames) & {Kind.HISTOGRAM, Kind.CUT_COUNTS, Kind.WEIGHT_TOTAL}
     federation.give_data("train", table(600).assign(y=1 - rare))
     assert refused(federation.run(job({"scale_pos_weight": 1e-4}), "inverse"))
-    succeed(federation.run(job({"scale_pos_weight": 3.0}), "usual"))
+    succeed(federation.run(spaced({"scale_pos_weight": 3.0}, 1), "usual"))
 
 
 def test_a_site_that_lies_about_its_rows_gets_no_sums_over_single_ones(tmp_path, monkeypatch):
@@ -272,7 +272,7 @@ def test_other_weights_are_changed_rows(tmp_path):
     federation = Federation(tmp_path, policy=STRICT)
     federation.give_data("train", weighted().assign(v=np.float32(1)))
     columns = ["f0", "f1"]
-    succeed(federation.run(job(features=columns), "none"))
+    succeed(federation.run(job(num_rounds=1, features=columns), "none"))
     for weight in ("w", "v"):
         outcomes = federation.run(job(features=columns, weight=weight), weight)
         assert any("recompute_with_changes" in str(error) for error in outcomes.values())
@@ -296,5 +296,5 @@ def test_what_every_site_counts_is_capped(tmp_path, monkeypatch):
         return honest(sums, kind, counts)
 
     monkeypatch.setattr(ProtectedSums, "sum_counts", heard)
-    federate(tmp_path, table(900), job({"subsample": 0.5}), policy=STRICT)
+    federate(tmp_path, table(900), spaced({"subsample": 0.5}, 1), policy=STRICT)
     assert [counts[:2] for counts in counted] == [[1, 200]] * 3

@@ -151,8 +151,9 @@ def test_a_lost_worker_ends_the_job_at_all_parties_and_is_named(parties, monkeyp
 
 def test_parties_on_workers_train_under_encryption(parties) -> None:
     parties.set_policy("site-3", min_key_bits=2048)
-    succeed(run(parties, job(profile="paillier", key_bits=2048, num_rounds=1)))
-    assert same(merged(parties), central(TRAIN, 1))
+    params = {**PARAMS, "max_depth": 2, "max_bin": 8}
+    succeed(run(parties, job(profile="paillier", key_bits=2048, num_rounds=1, params=params)))
+    assert same(merged(parties), central(TRAIN, 1, params))
 
 
 def test_fewer_rows_than_workers_are_refused_by_name(parties) -> None:
