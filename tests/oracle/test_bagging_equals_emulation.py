@@ -16,6 +16,7 @@ import xgboost as xgb
 
 from nvflare_plugins.kinds.bagging.training import run_bagging_site
 from tests.support import bagging
+from tests.support.examples import quick
 from tests.support.federation import succeed
 from tests.support.scoring import check_covers_add_up
 
@@ -66,7 +67,7 @@ def by_hand(frames: list[pd.DataFrame], params: dict[str, Any], num_rounds: int)
     return gbtree(common)["trees"]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", quick(CASES, "logistic", "squared error", "columns drawn", "regularised"))
 @pytest.mark.parametrize("n_sites", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_the_model_is_that_of_bagging_by_hand(tmp_path: Path, name: str, n_sites: int) -> None:
     few = {"min_sites": 2, "max_colluders": 0} if n_sites == 2 else {}

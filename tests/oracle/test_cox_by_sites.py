@@ -13,6 +13,7 @@ from nvflare_plugins.growth.survival import signed_places
 from nvflare_plugins.kinds.horizontal import site as horizontal_site
 from nvflare_plugins.pooled.job import HorizontalJob
 from tests.support import breslow, survival
+from tests.support.examples import slow
 from tests.support.federation import Federation, central_model, leaf_difference, succeed
 
 ROUNDS = 4
@@ -71,7 +72,7 @@ def central(frame: pd.DataFrame, grid: np.ndarray, cuts, params: dict, weight: s
     ("profile", "fields"),
     [
         ("masks", {}),
-        ("plain", {"time_bins": 5}),
+        *slow(("plain", {"time_bins": 5})),
         ("masks", {"weight": "w", "time_bins": 12}),
         ("bfv", {"time_bins": 20}),
         ("ckks", {"time_bins": 20}),

@@ -16,6 +16,7 @@ import xgboost as xgb
 from he_processors.errors import ConfigurationError, VeilBoostError
 from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.pooled.processors import BUILT_IN
+from tests.support.examples import quick
 from tests.support.federation import Federation, central_model, leaf_difference, succeed
 
 NAMES = [f"x{i}" for i in range(6)]
@@ -77,7 +78,7 @@ def check(folder: Path, frame: pd.DataFrame, params: dict, profile: str, weight:
         assert metrics["train-rmse"] == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize("profile", BUILT_IN)
+@pytest.mark.parametrize("profile", quick(BUILT_IN, "masks", "bfv"))
 def test_an_income_column_as_label(tmp_path, profile):
     check(tmp_path, incomes(600), {"objective": "reg:squarederror", "eval_metric": ["mae", "rmse"]}, profile)
 

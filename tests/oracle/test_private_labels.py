@@ -33,6 +33,7 @@ from nvflare_plugins.kinds.private_trees.methods import (
 )
 from nvflare_plugins.kinds.private_trees.plan import TRUSTED_SERVER, OwnRows, PrivateTreesPlan, ReleasePlan, Trust
 from tests.oracle.test_private_trees import OURS, PARTIALLY, REFINED, bounds, drawn, no_noise, table
+from tests.support.examples import quick
 from tests.support.private_simulation import Simulation, Table
 from tests.support.private_trees import split_rows, train_in_process
 from tests.support.refreshed import refresh_parameters
@@ -107,9 +108,15 @@ CASES = [(SeveralClasses(4), name, method) for name, method in OF_CLASSES.items(
 CASES += [(NUMBER, name, method) for name, method in OF_NUMBERS.items()]
 CASES += [(TIMES["normal"], name, method) for name, method in OF_NUMBERS.items() if name != "averaging"]
 CASES += [(TIMES[noise], "default", DEFAULT) for noise in ("logistic", "extreme")]
+OF_METHOD = {name: [case for case in CASES if case[1] == name] for name in (OF_CLASSES | OF_NUMBERS)}
+QUICK = [cases[number % len(cases)] for number, cases in enumerate(OF_METHOD.values())]  # labels of all kinds in turn
 
 
-@pytest.mark.parametrize(("target", "name", "method"), CASES, ids=lambda x: x if isinstance(x, str) else "")
+@pytest.mark.parametrize(
+    ("target", "name", "method"),
+    quick(CASES, *QUICK, *OF_METHOD["default"]),
+    ids=lambda x: x if isinstance(x, str) else "",
+)
 def test_stock_xgboost_answers_what_the_sites_trained(target: Target, name: str, method: Method) -> None:
     data, test = labelled(target), labelled(target, 300)
     plan = plan_of(method, target, data)

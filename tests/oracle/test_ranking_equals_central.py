@@ -6,6 +6,7 @@ The installed release ranks live, the others' trees are stored (``ranking_trees.
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import os
 from functools import cache
@@ -23,6 +24,7 @@ from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.xgb.cuts import Cuts
 from tests.oracle import ranking_trees
 from tests.oracle.ranking_trees import SETTINGS
+from tests.support.examples import slow
 from tests.support.federation import Federation, succeed
 from tests.support.growth import as_float32
 
@@ -90,27 +92,29 @@ def check(federation: Federation, expected: dict[str, Any]) -> None:
 
 
 # Of the other releases: one setting for each way to pair rows, and those in which releases differ.
-OF_OTHERS = {"ndcg", "map_weights", "mean", "mean_columns", "mean_first", "first"}
+OF_OTHERS = {"ndcg", "mean", "mean_columns"}
+PUT_TOGETHER = {"mean_pairs", "mean_seeds"}  # from other settings
+LIVE = {"ndcg", "weights", "mean_first"}  # the installed release ranks anew
 
 
 @pytest.mark.parametrize(
     ("release", "name"),
     [
-        pytest.param(release, name, marks=[] if release == INSTALLED or name in OF_OTHERS else [pytest.mark.slow])
-        for release in ARITHMETICS
-        for name in SETTINGS
+        one
+        for cell in itertools.product(ARITHMETICS, SETTINGS)
+        for one in (
+            [cell] if cell[1] in (set(SETTINGS) - PUT_TOGETHER if cell[0] == INSTALLED else OF_OTHERS) else slow(cell)
+        )
     ],
 )
 def test_every_field_of_stored_rankings(tmp_path: Path, release: str, name: str) -> None:
-    check(ranked(tmp_path, name, release, eval_data_set="held", evaluate_training=True), stored(release)[name])
+    federation = ranked(tmp_path, name, release, eval_data_set="held", evaluate_training=True)
+    check(federation, stored(release)[name])
+    if release == INSTALLED and name in LIVE:
+        check(federation, ranking_trees.rank(name))
 
 
-@pytest.mark.parametrize("name", ["ndcg", "weights", "mean_first"])
-def test_every_field_of_the_installed_release(tmp_path: Path, name: str) -> None:
-    check(ranked(tmp_path, name, INSTALLED, eval_data_set="held", evaluate_training=True), ranking_trees.rank(name))
-
-
-@pytest.mark.parametrize("profile", ["bfv", "ckks"])
+@pytest.mark.parametrize("profile", ["bfv", *slow("ckks")])
 def test_every_profile_ranks_alike(tmp_path: Path, profile: str) -> None:
     check(ranked(tmp_path, "weights", INSTALLED, profile=profile), {**stored(INSTALLED)["weights"], "metrics": {}})
 

@@ -13,6 +13,7 @@ from nvflare_plugins.data.table import Table
 from nvflare_plugins.dossier.structure import Trained, judge
 from nvflare_plugins.scoring.model import FinishedModel
 from nvflare_plugins.site.policy_values import ReleaseRules
+from tests.support.examples import quick
 
 SAME = {  # of SACRO-ML's results: the rule that asks the same
     "dof_risk": "min_degrees_of_freedom",
@@ -53,7 +54,7 @@ _DIGITS = "0123456789abcdefghijklmnopqrstuv"
 
 @pytest.mark.parametrize(
     ("classes", "data"),
-    [pytest.param(*one, marks=[pytest.mark.slow] if one in ((3, "coarse"), (3, "few")) else []) for one in KNOWN],
+    quick(KNOWN, (2, "few"), (3, "certain")),
 )
 def test_the_verdicts_are_those_of_sacro(classes: int, data: str) -> None:
     assert "".join(_ours(*_fitted(classes, data, settings)) for settings in SETTINGS) == KNOWN[classes, data]

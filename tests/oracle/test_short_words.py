@@ -79,8 +79,8 @@ def test_trees_are_those_of_centralized_training_and_scores_nearly(tmp_path, fin
     """Structure is equal; a probability is off by less than the bound, which 64-bit words keep below 1e-6."""
     frame = table(20_000)
     sites = federation(tmp_path, frame)
-    succeed(sites.run(job(num_rounds=10, finest_exponent=finest)))
-    central = central_model(frame, "label", PARAMS, sites.cuts(), 10)
+    succeed(sites.run(job(num_rounds=5, finest_exponent=finest)))
+    central = central_model(frame, "label", PARAMS, sites.cuts(), 5)
     assert structure(sites.model()) == structure(central.save_raw("json"))
     matrix = xgb.DMatrix(frame[FEATURES], feature_names=None)
     own = xgb.Booster(model_file=bytearray(sites.model()))
@@ -114,7 +114,6 @@ def test_models_are_the_same_bytes_at_any_number_of_sites_and_in_any_words(tmp_p
     for profile, n_sites, bits in (
         ("plain", 1, 32),
         ("masks", 2, 32),
-        ("plain", 3, 32),
         ("masks", 3, 32),
         ("masks", 3, 64),
     ):

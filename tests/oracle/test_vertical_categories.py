@@ -141,7 +141,7 @@ def in_toy_paillier(n_rows: int):
 @pytest.mark.parametrize("owner_of", [in_toy_paillier, on_the_curve])
 def test_with_encryption(owner_of):
     data = joined()
-    small = Joined(data.features[:300], data.label[:300], data.widths, categories=data.categories)
+    small = Joined(data.features[:160], data.label[:160], data.widths, categories=data.categories)
     compare(small, {"max_depth": 3, "max_bin": 16}, 2, scheme=announced(owner_of))
 
 

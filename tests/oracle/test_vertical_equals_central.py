@@ -39,7 +39,7 @@ ROUNDS = 5
 
 
 @cache
-def table(n_rows: int = 6_000, n_columns: int = 20, missing: float = 0.07, seed: int = 3) -> np.ndarray:
+def table(n_rows: int = 2_000, n_columns: int = 20, missing: float = 0.07, seed: int = 3) -> np.ndarray:
     """Normal, whole-numbered, constant and empty columns with missing values."""
     rng = np.random.default_rng(seed)
     features = rng.normal(size=(n_rows, n_columns)).astype(np.float32)
@@ -158,8 +158,21 @@ ELGAMAL_VARIANTS = (
     *("plain", "aft_extreme", "softprob", "squared_error_millions", "subsample", "everything", "lossguide"),
 )
 
-# Between two others, or put together from them: with the slow tests.
+# Between two others, put together from them, or a part of everything: with the slow tests.
 BETWEEN_OTHERS = {
+    "alpha",
+    "gamma",
+    "delta_step",
+    "columns_by_tree",
+    "columns_by_level",
+    "base_score",
+    "max_bin_4",
+    "hinge",
+    "pseudo_huber",
+    "squared_error",
+    "absolute_error",
+    "aft_normal",
+    "aft_logistic",
     "child_weight_20",
     "eta",
     "lossguide_depth",
