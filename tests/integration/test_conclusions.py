@@ -14,6 +14,7 @@ from tests.support import vertical_jobs
 from tests.support.examples import quick
 from tests.support.federation import Federation, Parties, SiteDied, dies_at, succeed
 from tests.support.federation import succeed as all_sites_of
+from tests.support.horizontal_jobs import spaced
 from tests.support.horizontal_jobs import table as rows
 from tests.support.private_federation import PrivateFederation
 from tests.support.private_federation import job_of as private_job
@@ -51,8 +52,7 @@ def whole(tmp_path_factory) -> bytes:
 
 
 def horizontal(**fields: object) -> HorizontalJob:
-    params = {"objective": "binary:logistic", "max_depth": 2, "max_bin": 16}
-    return HorizontalJob("train", "y", params, 2, checkpoint_every=1, **fields)
+    return spaced({"max_depth": 2, "max_bin": 16}, 2, checkpoint_every=1, **fields)
 
 
 @pytest.mark.parametrize(("kind", "nth", "hook"), quick(STEPS, *STEPS[1:3], LAST))

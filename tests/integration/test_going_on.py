@@ -36,7 +36,7 @@ LEFT = ("site-1", "site-3", "site-4")
 ROWS = table(400)
 
 
-def going(params: dict | None = None, n_rounds: int = 5, **fields: Any) -> HorizontalJob:
+def going(params: dict | None = None, n_rounds: int = 4, **fields: Any) -> HorizontalJob:
     spaced = {} if "cuts" in fields else {"cuts": "uniform", "cut_bounds": BOUNDS}
     return job(params, n_rounds, **{"on_lost_site": "continue", **spaced, **fields})
 
@@ -82,16 +82,16 @@ def test_the_model_is_that_of_xgboost_going_on_with_the_rows_that_are_left(tmp_p
     succeed(go_on(federation, training))
     ours = federation.model(sites=LEFT)
     (_, _, first), (n_done, step, last) = parts_of(ours)
-    assert (first, step, last) == (list(ALL), 1, list(LEFT)) and 0 < n_done < 5
+    assert (first, step, last) == (list(ALL), 1, list(LEFT)) and 0 < n_done < 4
     whole, cuts = {**LOGISTIC, **params}, federation.cuts()
     start = central_model(ROWS, "y", whole, cuts, n_done)
     beside = with_last_round_weighed(bytes(start.save_raw("json")), step)
     rows = np.concatenate([part for i, part in enumerate(np.array_split(np.arange(400), 4)) if i != 1])
-    central = central_model(ROWS.iloc[rows], "y", whole, cuts, 5 - n_done, initial=beside)
+    central = central_model(ROWS.iloc[rows], "y", whole, cuts, 4 - n_done, initial=beside)
     assert leaf_difference(ours, central) < 1e-5
     record = federation.record("site-1")
-    assert [row.round for row in record.rounds] == list(range(n_done, 5))
-    assert f"Rounds {n_done + 1} to 5 were trained by site-1, site-3, site-4." in record.notes
+    assert [row.round for row in record.rounds] == list(range(n_done, 4))
+    assert f"Rounds {n_done + 1} to 4 were trained by site-1, site-3, site-4." in record.notes
     assert f"Rounds 1 to {n_done} were trained by {', '.join(ALL)}." in record.notes
 
 
@@ -228,14 +228,14 @@ def test_other_jobs_on_the_same_rows_stand_against_it_which_is_said_at_once_and_
     lose(federation, training, tamper={"site-2": dies_at(Kind.HISTOGRAM, 8)})
     assert "only waits for a lost site: an earlier job trained on these rows" in caplog.text
     caplog.clear()
-    for number in range(2, 5):
+    for number in range(2, 4):
         outcomes = go_on(federation, training, number)
         assert "an earlier job trained on these rows" in refused(outcomes)
         assert any(isinstance(one, CannotGoOn) for one in outcomes.values())
     assert not any(isinstance(one, DataRefusal) for one in outcomes.values())
     for site in LEFT:
         assert not RefusalCount(SitePolicy.load(federation.workspace(site), site)).counts()
-    succeed(federation.run(training, "job", number=5))  # the site is back
+    succeed(federation.run(training, "job", number=4))  # the site is back
 
 
 def test_an_attempt_that_was_lost_early_is_no_earlier_job(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_a_policy_that_would_never_let_it_go_on_is_named_before_anything_runs(tm
     federation = federation_of(tmp_path, min_sites=4)
     outcomes = federation.run(going(), "job")
     assert any("could never go on: with one site less" in str(one) for one in outcomes.values()), outcomes
-    succeed(federation.run(going(on_lost_site="wait"), "other"))
+    succeed(federation.run(going(n_rounds=1, on_lost_site="wait"), "other"))
 
 
 # -- a server that lies -----------------------------------------------------------------------------------------------

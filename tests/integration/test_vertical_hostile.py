@@ -159,7 +159,7 @@ def test_a_slow_party_ends_the_job_when_the_job_says_so(parties, monkeypatch):
     honest = passive.PassiveParty._splits
 
     def slow(self, request):
-        time.sleep(4)
+        time.sleep(2)
         return honest(self, request)
 
     monkeypatch.setattr(passive.PassiveParty, "_splits", slow)
