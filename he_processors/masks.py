@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -271,7 +270,7 @@ def _apply_keystream(values: NDArray[Any], key: bytes, info: bytes, modulus: int
 
 
 _BLINDER = 0
-_BLOCK = struct.Struct("<QQ")
+_P = np.uint64(MODULUS)
 
 
 class ResidueMasks:
@@ -302,12 +301,13 @@ class ResidueMasks:
         if counter <= self._last_counter:
             raise ProtocolError(f"counter {counter} was passed already: a message is masked only once")
         self._last_counter = counter
-        blocks, masked = _blocks(counter, residues.size), residues.tolist()
+        blocks, masked = _blocks(counter, residues.size), residues % _P
         for peer, cipher in self._pairs.items():
-            masked = _added(masked, _stream(cipher, blocks), -1 if peer < self._rank else 1)
+            stream = _stream(cipher, blocks)
+            masked = _added(masked, _P - stream if peer < self._rank else stream)
         if self._rank == _BLINDER:
-            masked = _added(masked, _stream(group, blocks), 1)
-        return _residues(masked)
+            masked = _added(masked, _stream(group, blocks))
+        return masked
 
     def unblind(self, total: NDArray[np.uint64], counter: int) -> NDArray[np.uint64]:
         """Return the sum over all sites from the total that came back. Shapes: total, result: uint64[k], below p.
@@ -318,7 +318,7 @@ class ResidueMasks:
         group = self._open_group()
         if counter > self._last_counter:
             raise ProtocolError(f"counter {counter} has not been masked by this site yet")
-        return _residues(_added(total.tolist(), _stream(group, _blocks(counter, total.size)), -1))
+        return _added(total % _P, _P - _stream(group, _blocks(counter, total.size)))
 
     def close(self) -> None:
         """Forget all keys; every later call fails."""
@@ -337,18 +337,18 @@ def _cipher(key: bytes) -> CipherContext:
 
 
 def _blocks(counter: int, n: int) -> bytes:
-    return b"".join(_BLOCK.pack(counter, number) for number in range(n))
+    numbers = np.empty((n, 2), "<u8")
+    numbers[:, 0], numbers[:, 1] = counter, np.arange(n)
+    return numbers.tobytes()
 
 
-def _stream(cipher: CipherContext, blocks: bytes) -> list[int]:
-    """Return a number of 128 bits for each block, which the caller takes modulo p."""
-    data = cipher.update(blocks)
-    return [int.from_bytes(data[i : i + _BLOCK.size], "little") for i in range(0, len(data), _BLOCK.size)]
+def _stream(cipher: CipherContext, blocks: bytes) -> NDArray[np.uint64]:
+    """Return a residue for each block: its 128 bits modulo p, of which 2^64 is 8."""
+    words = (np.frombuffer(cipher.update(blocks), "<u8") % _P).reshape(-1, 2)
+    return _added(words[:, 0], (words[:, 1] << np.uint64(3)) % _P)
 
 
-def _added(numbers: list[int], more: list[int], sign: int) -> list[int]:
-    return [number + sign * one for number, one in zip(numbers, more, strict=True)]
-
-
-def _residues(numbers: list[int]) -> NDArray[np.uint64]:
-    return np.array([number % MODULUS for number in numbers], dtype=np.uint64)
+def _added(residues: NDArray[np.uint64], more: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    total = residues + more
+    np.minimum(total, total - _P, out=total)  # below p already: total - p wraps and is larger
+    return total
