@@ -61,13 +61,17 @@ def test_the_circuit_gives_the_function_in_the_clear(terms, n_candidates):
 
 
 HASHED = [LOGISTIC, SQUARED, ODD, Terms(1 << F, 1 << F, 8, 1), Terms(9, 1, 0, 1)]
+SIZES = [(1, 3, 16, 300), (2, 5, 12, 40, 5000)]
 
 
 @pytest.mark.parametrize(
-    ("n_candidates", "terms"),
-    quick(itertools.product([2, 5, 7], HASHED), *zip([2, 5, 7, 2, 7], HASHED, strict=True)),
+    ("n_candidates", "terms", "sizes"),
+    quick(
+        itertools.product([2, 5, 7], HASHED, SIZES),
+        *zip([2, 5, 7, 2, 7], HASHED, [SIZES[number % 2] for number in range(5)], strict=True),
+    ),
 )
-def test_no_key_hashes_a_label_twice(terms, n_candidates, monkeypatch):
+def test_no_key_hashes_a_label_twice(terms, n_candidates, sizes, monkeypatch):
     """Two inputs of one label under one key would show the offset, and with it all that wires carry."""
     n_hashed, encrypt = [], garbling._Hash._encrypted
 
@@ -78,7 +82,7 @@ def test_no_key_hashes_a_label_twice(terms, n_candidates, monkeypatch):
 
     monkeypatch.setattr(garbling._Hash, "_encrypted", noted)
     parties = Parties.of(terms)
-    for n_rows in (1, 2, 3, 5, 12, 16, 40, 300, 5000):
+    for n_rows in sizes:
         nodes, g, h = drawn_nodes(terms, [n_rows, n_rows], n_candidates)
         active, passive = parties.level(nodes, n_candidates)
         messages_of_level(active, passive, g, h)

@@ -15,6 +15,7 @@ from he_processors.errors import AuthenticationError, ProtocolError
 from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
 from nvflare_plugins.kinds.alignment import intersection
 from tests.support.alignment import run_parties
+from tests.support.examples import quick
 
 
 def lists_in(part: bytes, size: int) -> list[list[bytes]]:
@@ -63,13 +64,16 @@ def run(
     return run_parties(folder, len(sets), take_part, **more)
 
 
-def overlapping(n_parties: int, seed: int, n: int = 60) -> list[list[bytes]]:
+def overlapping(n_parties: int, seed: int, n: int = 30) -> list[list[bytes]]:
     source = random.Random(seed)
     pool = [b"item%d" % number for number in range(n)]
     return [source.sample(pool, source.randrange(n // 2, n)) for _ in range(n_parties)]
 
 
-@pytest.mark.parametrize(("n_parties", "seed"), list(itertools.product((2, 3, 4, 5), range(3))))
+@pytest.mark.parametrize(
+    ("n_parties", "seed"),
+    quick(itertools.product((2, 3, 4, 5), range(3)), (2, 0), (3, 1), (3, 2), (4, 2), (5, 0)),
+)
 def test_every_party_finds_the_common_items(tmp_path, n_parties, seed):
     sets = overlapping(n_parties, seed)
     common = set.intersection(*map(set, sets))

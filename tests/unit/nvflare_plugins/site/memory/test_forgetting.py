@@ -24,6 +24,7 @@ from nvflare_plugins.site.memory.forgetting import Forgetting, Queue, Standing, 
 from nvflare_plugins.site.memory.registry import count_added
 from nvflare_plugins.site.memory.store import NAME, STATEMENTS
 from nvflare_plugins.site.policy import SitePolicy
+from tests.support.examples import examples
 
 SPEC = DataSet("people", Path("people.csv"), "csv", id="person")
 ROWS = st.lists(st.integers(0, 5), max_size=10)
@@ -135,7 +136,7 @@ def small_rule(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_rule")
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(steps=st.lists(_STEP, min_size=1, max_size=8))
 def test_no_class_of_rows_alike_is_ever_smaller_than_a_batch(steps: list[tuple[str, list[int], int]]) -> None:
     """So no sum or difference of whatever was released shows fewer rows: each holds a class whole, or not at all."""
