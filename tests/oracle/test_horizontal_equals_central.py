@@ -176,9 +176,17 @@ def federate(folder: Path, frame: pd.DataFrame, params: dict, profile: str, **fi
     federation = Federation(folder)
     federation.give_data("train", frame)
     federation.set_registry_keys()
-    job = HorizontalJob("train", "label", params, fields.pop("num_rounds", ROUNDS), profile, cuts="exact", **fields)
+    fields = {"cuts": "exact", "num_rounds": ROUNDS, **fields}
+    job = HorizontalJob("train", "label", params, profile=profile, **fields)
     succeed(federation.run(job))
     return federation
+
+
+def even_cuts(frame: pd.DataFrame) -> dict:
+    """Return fields of jobs that are compared with each other: no sites search for cuts."""
+    features = frame.drop(columns="label")
+    bounds = zip(features.min().tolist(), features.max().tolist(), strict=True)
+    return {"cuts": "uniform", "cut_bounds": dict(zip(features, map(list, bounds), strict=True))}
 
 
 def from_central(folder: Path, frame: pd.DataFrame, params: dict, profile: str) -> float:
@@ -203,7 +211,7 @@ def test_masks_equal_plain(tmp_path, make, name):
     params, change = EQUAL_TO_PLAIN[name]
     frame = change(make())
     params = prepared(params, frame)
-    models = [federate(tmp_path / p, frame, params, p).model() for p in ("plain", "masks")]
+    models = [federate(tmp_path / p, frame, params, p, **even_cuts(frame)).model() for p in ("plain", "masks")]
     assert models[0] == models[1]
 
 
@@ -212,7 +220,7 @@ def test_profiles_equal_plain_on_one_grid(tmp_path, objective):
     frame = breast().iloc[:, -6:]
     frame = frame if objective == "logistic" else regression(frame)
     params = prepared(LOGISTIC if objective == "logistic" else {"objective": "reg:squarederror"}, frame)
-    fields = {"finest_exponent": -20, "num_rounds": 2}
+    fields = {"finest_exponent": -20, "num_rounds": 2, **even_cuts(frame)}
     models = {federate(tmp_path / name, frame, params, name, **fields).model() for name in BUILT_IN}
     assert len(models) == 1
 
@@ -250,8 +258,8 @@ def test_early_stopping_on_auc_equals_plain(tmp_path, profile):
             name,
             eval_data_set="eval",
             early_stopping_rounds=2,
-            cuts="exact",
             finest_exponent=-20,
+            **even_cuts(frame),
         )
         succeed(federation.run(job))
         models.append(federation.model())

@@ -158,21 +158,8 @@ ELGAMAL_VARIANTS = (
     *("plain", "aft_extreme", "softprob", "squared_error_millions", "subsample", "everything", "lossguide"),
 )
 
-# Between two others, put together from them, or a part of everything: with the slow tests.
+# Between two others, or put together from them: with the slow tests.
 BETWEEN_OTHERS = {
-    "alpha",
-    "gamma",
-    "delta_step",
-    "columns_by_tree",
-    "columns_by_level",
-    "base_score",
-    "max_bin_4",
-    "hinge",
-    "pseudo_huber",
-    "squared_error",
-    "absolute_error",
-    "aft_normal",
-    "aft_logistic",
     "child_weight_20",
     "eta",
     "lossguide_depth",

@@ -70,7 +70,7 @@ def moduli(shape: Shape) -> dict[str, int]:
 CASES = [
     pytest.param(
         (shape, name),
-        marks=[pytest.mark.slow] if shape.limbs > 128 and name not in ("R - 1", "short") else [],
+        marks=[pytest.mark.slow] if shape.limbs > 64 and name not in ("R - 1", "short") else [],
         id=f"{shape.limbs}/{shape.lanes} {name}",
     )
     for shape, name in product(ALL_SHAPES, moduli(ALL_SHAPES[0]))
