@@ -182,7 +182,7 @@ def told(parties: Parties, name: str) -> None:
         parties.set_policy(site, data_sets={name: {**sets[name], "path": f"parts/{name}"}})
 
 
-@pytest.mark.parametrize("params", [{}, {"max_bin": 300, "grow_policy": "lossguide", "max_leaves": 6}])
+@pytest.mark.parametrize("params", [{}, *slow({"max_bin": 300, "grow_policy": "lossguide", "max_leaves": 6})])
 def test_bagged_trees_are_those_of_held_rows(
     tmp_path: Path, params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -114,6 +114,8 @@ def test_another_option_of_the_reader_is_another_version_of_the_rows(tmp_path: P
             "features": ["x", "z"],
             "num_rounds": 1,
             "params": {"objective": "binary:logistic"},
+            "cuts": "uniform",
+            "cut_bounds": {"x": [0, 10], "z": [0, 9]},
         }
         return federation.run(HorizontalJob.from_dict(fields), job_id)["site-1"]
 

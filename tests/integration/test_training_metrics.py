@@ -19,8 +19,8 @@ from tests.support.horizontal_jobs import spaced as job
     ("params", "relative"),
     [
         ({"eval_metric": ["error", "rmse", "mae", "logloss"], "base_score": 0.5}, 1e-12),
-        ({"objective": "count:poisson", "base_score": 0.5, "eval_metric": ["poisson-nloglik", "rmse"]}, 1e-12),
-        ({"objective": "reg:squarederror", "base_score": 0.5, "eval_metric": ["mae", "rmse"]}, 1e-12),
+        *slow(({"objective": "count:poisson", "base_score": 0.5, "eval_metric": ["poisson-nloglik", "rmse"]}, 1e-12)),
+        *slow(({"objective": "reg:squarederror", "base_score": 0.5, "eval_metric": ["mae", "rmse"]}, 1e-12)),
         (
             {"objective": "multi:softprob", "num_class": 2, "base_score": 0.5, "eval_metric": ["merror", "mlogloss"]},
             1e-12,

@@ -12,7 +12,6 @@ import xgboost as xgb
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.errors import PolicyRefusal
-from nvflare_plugins.pooled.processors import BUILT_IN
 from tests.support.examples import slow
 from tests.support.federation import Federation, central_model, leaf_difference, succeed
 from tests.support.horizontal_jobs import LABEL_MEAN_TOLERANCE, LOGISTIC, federate, job, spaced, table
@@ -156,12 +155,13 @@ def test_two_sites_only_by_consent(tmp_path):
     assert leaf_difference(federation.model("consented"), central) <= LABEL_MEAN_TOLERANCE
 
 
-def test_growing_gradients_find_new_scales(tmp_path):
+@pytest.mark.parametrize("profiles", [("plain", "masks", "bfv"), *slow((("plain", "masks", "ckks"),))], ids="-".join)
+def test_growing_gradients_find_new_scales(tmp_path, profiles):
     """A learning rate far too high: gradients outgrow every scale agreed at the start, several times."""
     frame = table(200)
     params = {"objective": "reg:squarederror", "learning_rate": 30.0, "max_depth": 2}
     fields = {"finest_exponent": -10, "evaluate_training": True}
-    jobs = {profile: spaced(params, 5, profile=profile, **fields) for profile in BUILT_IN}
+    jobs = {profile: spaced(params, 5, profile=profile, **fields) for profile in profiles}
     models = [federate(tmp_path / profile, frame, one).model() for profile, one in jobs.items()]
     assert len(set(models)) == 1
     prediction = xgb.Booster(model_file=bytearray(models[0])).predict(xgb.DMatrix(frame.drop(columns="y")))
