@@ -81,17 +81,17 @@ def test_a_budget_bears_as_many_trainings_as_its_ledger_will_let_in(tmp_path: Pa
     from nvflare_plugins.flare.kinds import read_job
     from nvflare_plugins.kinds.private_trees.job import JobPlan
 
-    whole = figures(capsys, DEFAULT, "--budget", "2,1e-5")["trainings"]
+    whole = figures(capsys, DEFAULT, "--budget", "1,1e-5")["trainings"]
     assert whole["whole"] is None
     (tmp_path / "local").mkdir()
     document = json.loads(template({"credit2": "credit.csv"}))
-    document["data_sets"]["credit2"]["privacy"] = {"epsilon": 2.0, "delta": 1e-5}
+    document["data_sets"]["credit2"]["privacy"] = {"epsilon": 1.0, "delta": 1e-5}
     (tmp_path / "local" / "veilboost.json").write_text(json.dumps(document))
     place = ("--workspace", tmp_path, "--site", "site-1")
     assert figures(capsys, DEFAULT, *place)["trainings"] == {"left": whole["left"], "whole": whole["left"]}
     policy = SitePolicy.load(tmp_path, "site-1")
     identity = LedgerIdentity("site-1", "credit2", ROW)
-    ledger = Ledger.open(policy.ledgers, identity, Budget(2.0, 1e-5), policy.ledger_heads)
+    ledger = Ledger.open(policy.ledgers, identity, Budget(1.0, 1e-5), policy.ledger_heads)
     events = JobPlan.of(read_job(DEFAULT), 3).releases.events
     n = 0
     while ledger.quote(events).fits:
@@ -100,7 +100,7 @@ def test_a_budget_bears_as_many_trainings_as_its_ledger_will_let_in(tmp_path: Pa
         assert figures(capsys, DEFAULT, *place)["trainings"]["left"] == whole["left"] - n
     assert n == whole["left"] > 3
     assert "0 such trainings are in it" in text(capsys, DEFAULT, *place)
-    assert figures(capsys, DEFAULT, "--budget", "2,1e-5,rows_per_person=2")["trainings"]["left"] == whole["left"] // 4
+    assert figures(capsys, DEFAULT, "--budget", "1,1e-5,rows_per_person=2")["trainings"]["left"] == whole["left"] // 4
 
 
 def test_pure_jobs_take_from_the_pure_part_alone(capsys) -> None:

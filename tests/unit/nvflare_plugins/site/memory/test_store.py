@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import multiprocessing
 import os
 import sqlite3
 import stat
@@ -18,6 +17,7 @@ from nvflare_plugins.site.memory import store
 from nvflare_plugins.site.memory import store as volume
 from nvflare_plugins.site.memory.store import MADE, NAME, Memory, load_array, store_array
 from tests.support.memories import KEY, changed, names, note, refusal, told
+from tests.support.processes import processes as processes_of_tests
 
 
 def test_what_is_written_is_there_and_what_fails_is_not(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_a_secret_is_made_once(tmp_path: Path) -> None:
 
 def test_processes_and_threads_lose_no_write_of_each_other(tmp_path: Path) -> None:
     """Each reads a number and writes the next one; all of them make the memory."""
-    context = multiprocessing.get_context("spawn")
+    context = processes_of_tests()
     processes = [context.Process(target=_count, args=(tmp_path, 12)) for _ in range(3)]
     threads = [threading.Thread(target=_count, args=(tmp_path, 12)) for _ in range(3)]
     for one in (*processes, *threads):
