@@ -162,7 +162,7 @@ def integers(frame: Any) -> np.ndarray:
     return np.frombuffer(frame.payload[: 8 * frame.n_values], dtype="<i8")
 
 
-@pytest.mark.parametrize(("weight", "bins"), [(None, 256), (None, 6), ("w", 256)])
+@pytest.mark.parametrize(("weight", "bins"), [*slow((None, 256)), (None, 6), ("w", 256)])
 def test_no_sum_of_a_bin_is_opened_that_holds_too_few_events(tmp_path: Path, weight: str | None, bins: int) -> None:
     frame = survival.times("events").assign(w=np.random.default_rng(0).uniform(0.4, 1, 1_500).astype(np.float32))
     features = [name for name in frame if name.startswith("x")]

@@ -135,7 +135,7 @@ def test_two_attempts_of_one_number_are_refused(tmp_path):
     ("first", "second"),
     [
         (waiting(), replace(waiting(), num_rounds=9)),
-        (waiting(), replace(waiting(), params={**waiting().params, "eta": 0.05})),
+        *slow((waiting(), replace(waiting(), params={**waiting().params, "eta": 0.05}))),
         (waiting(), waiting(lost_site_deadline_s=77.0)),
         (waiting(on_lost_site="stop"), waiting()),  # which a lost site ended, or an operator: it never goes on
     ],
@@ -244,10 +244,9 @@ def test_a_vertical_job_goes_on_after_the_last_round_of_all_parties(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        *slow((Kind.CONVERSATION, 2)),
-        (Kind.AGREEMENT, 5),
-        (Kind.CONVERSATION, 20),
-    ],  # the second before it keeps the result
+        (Kind.AGREEMENT, 5),  # before it keeps the result
+        *slow((Kind.CONVERSATION, 2), (Kind.CONVERSATION, 20)),
+    ],
 )
 def test_a_vertical_job_that_aligns_first_is_waited_for(tmp_path, kind, message):
     parties = Parties(tmp_path, 3, {**vertical.POLICY, "vertical": {"min_intersection": 50}})
