@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 # One thread a process, before anything loads OpenMP: the files of tests that run side by side are the parallelism, and
@@ -72,7 +72,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             raise pytest.UsageError(f"tests/slow.txt names tests that are not there: {', '.join(sorted(gone))}")
 
 
-@pytest.fixture(autouse=True)
-def _no_trial_start(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="session")
+def _no_trial_start() -> Iterator[None]:
     """Leave out of `site-setup --check` the process that tries a start: it loads all libraries, seconds each time."""
-    monkeypatch.setattr("nvflare_plugins.cli.site_setup.start_faults", lambda *of, **named: [])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nvflare_plugins.cli.site_setup.start_faults", lambda *of, **named: [])
+        yield
