@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from he_processors.errors import ProtocolError
 from nvflare_plugins.data.schema import Column, Schema
+from tests.support.examples import examples
 
 PRINTABLE = st.characters(codec="utf-8", exclude_categories=("C", "Z"), include_characters=" ")
 names = st.text(PRINTABLE, min_size=1, max_size=12)
@@ -38,7 +39,7 @@ def test_any_bytes_are_refused_cleanly(payload: bytes) -> None:
         Schema.from_bytes(payload)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(schemas, st.sampled_from(["version", "columns", "label", "label_classes", "weight", "more"]), json_values)
 def test_any_changed_field_is_valid_or_refused(schema: Schema, key: str, value: object) -> None:
     document = json.loads(schema.to_bytes()) | {key: value}

@@ -1,0 +1,13 @@
+"""Settings of these tests."""
+
+from __future__ import annotations
+
+import pytest
+
+from nvflare_plugins.pages import report
+
+
+@pytest.fixture(autouse=True)
+def _no_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw no report of the many runs: models and records are compared here, and a page takes a tenth of a run."""
+    monkeypatch.setattr(report, "write_report", lambda folder: folder)
