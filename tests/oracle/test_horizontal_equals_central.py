@@ -184,8 +184,8 @@ def federate(folder: Path, frame: pd.DataFrame, params: dict, profile: str, **fi
 
 def even_cuts(frame: pd.DataFrame) -> dict:
     """Return fields of jobs that are compared with each other: no sites search for cuts."""
-    features = frame.drop(columns="label")
-    bounds = zip(features.min().tolist(), features.max().tolist(), strict=True)
+    features = frame.drop(columns="label").fillna(0)
+    bounds = zip(features.min().sub(1).tolist(), features.max().add(1).tolist(), strict=True)
     return {"cuts": "uniform", "cut_bounds": dict(zip(features, map(list, bounds), strict=True))}
 
 
