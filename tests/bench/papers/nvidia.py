@@ -14,12 +14,13 @@ from tests.bench.papers.sets import Library
 from tests.bench.papers.table import Cell, Cells, Effort, Paper, PaperTable
 
 _SETS = ("creditcard", "higgs", "epsilon")
+_WHOLE = "Start and end of all processes are in it, some ten seconds on two cores, and so is reading."
 
 
-def _cells_of(lanes: Sequence[str]) -> Callable[[Library, Sequence[str], Effort], Cells]:
+def _cells_of(names: Sequence[str], lanes: Sequence[str]) -> Callable[[Library, Sequence[str], Effort], Cells]:
     def measure(library: Library, sets: Sequence[str], effort: Effort) -> Cells:
         cells: Cells = {}
-        for name in _SETS:
+        for name in names:
             found = bench_peers.measure(name, ("xgboost", *lanes))
             row = cells.setdefault(f"{name}, {found['rows']:,} of {found['of_rows']:,} rows", {})
             for lane, figures in found["lanes"].items():
@@ -31,22 +32,28 @@ def _cells_of(lanes: Sequence[str]) -> Callable[[Library, Sequence[str], Effort]
     return measure
 
 
-_WHOLE = "Start and end of all processes are in it, some ten seconds on two cores, and so is reading."
-TABLES = {
-    "figure-3": PaperTable(
-        "Figure 3",
+def _vertical(name: str, lanes: Sequence[str], remark: str = "") -> PaperTable:
+    """Return figure 3 of one shape and some schemes: a table of its own, since each takes minutes to hours."""
+    return PaperTable(
+        f"Figure 3, {name}, {' and '.join(lanes)}",
         "Seconds of the whole job, two parties.",
-        _cells_of(tuple(bench_peers.VERTICAL)),
+        _cells_of((name,), lanes),
         (),
         ("he_processors", "nvflare_plugins/kinds/vertical"),
         higher=False,
         digits=1,
-        remarks=(_WHOLE,),
-    ),
+        remarks=(_WHOLE, *([remark] if remark else [])),
+    )
+
+
+_ELGAMAL = tuple(lane for lane in bench_peers.VERTICAL if lane.startswith("elgamal"))
+TABLES = {
+    **{f"figure-3-{name}": _vertical(name, _ELGAMAL) for name in _SETS},
+    **{f"figure-3-{name}-paillier": _vertical(name, ("paillier_3072",)) for name in _SETS},
     "figure-4": PaperTable(
         "Figure 4",
         "Seconds of the whole job, three sites; the post compares plain and CKKS.",
-        _cells_of(bench_peers.HORIZONTAL),
+        _cells_of(_SETS, bench_peers.HORIZONTAL),
         (),
         ("he_processors", "nvflare_plugins/pooled", "nvflare_plugins/growth"),
         higher=False,

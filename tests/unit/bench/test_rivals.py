@@ -10,7 +10,7 @@ import pytest
 
 from dp_components.split_candidates.candidates import FeatureBounds
 from tests.bench.dp_data import Split
-from tests.bench.rival_s_bdt import Parameters, _bins, _random_tree, s_bdt
+from tests.bench.rival_s_bdt import Filter, Parameters, _bins, _random_tree, s_bdt
 from tests.bench.rivals_figure import draw
 from tests.support.private_simulation import Table
 
@@ -39,6 +39,18 @@ def test_it_learns_and_more_with_less_noise() -> None:
     positive = data.test.label == 1
     loud, quiet = (float(rank[positive].mean() / rank.size) for rank in ranks)
     assert quiet > 0.7 and quiet > loud + 0.1
+
+
+def test_the_filter_stops_no_row_within_the_planned_trees_and_none_spends_more_than_mu() -> None:
+    parameters, mu, rng = Parameters.of(0.1), 0.7, np.random.default_rng(5)
+    std_g, std_h = parameters.noise(mu)
+    rows, full = Filter(50, mu, std_g, std_h), np.linspace(0.0, 1.0, 50)
+    for number in range(4 * parameters.n_trees):
+        g = full * parameters.g_bound * rng.choice([-1, 1], 50)
+        able = rows.pay(g, full * parameters.h_bound)
+        assert able.all() == (number < parameters.n_trees), "the fullest row ends with the plan"
+        assert able[:20].all(), "a row of small gradients goes on"
+    assert rows.spent.max() <= mu**2 * (1 + 1e-6) and not able[-1]
 
 
 def test_candidates_begin_at_the_lower_bound_and_a_value_there_goes_left() -> None:
