@@ -303,7 +303,7 @@ def _at(axis: str, place: float, n_features: int) -> Iterator[tuple[Method, floa
         for epsilon in (0.1, 1.0):
             for base in (dp_tr_newton(n_trees), dp_rf(n_trees)):
                 yield replace(base, name=f"{base.name}, epsilon {epsilon:g}"), epsilon
-            for share in (0.05, 0.1, 0.25, 0.5):
+            for share in (0.05, 0.25):
                 name, size = f"p={share:g}, epsilon {epsilon:g}", max(1, round(share * n_trees))
                 yield replace(dp_tr_newton(n_trees), name=name, batch_size=size), epsilon
     elif axis == "trees, end to end":
