@@ -9,7 +9,7 @@ from typing import Any
 from nvflare_plugins.pages.charts import ticks
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP, _LEGEND = 380, 260, 52, 36, 26, 28
-_COLOURS = ("#0b6e99", "#c4462d", "#7a5195", "#2f7d3b", "#8a6d1d")
+_COLOURS = ("#0b6e99", "#c4462d", "#7a5195", "#2f7d3b", "#8a6d1d", "#d1338a", "#3b3b98", "#5f9ea0", "#111111")
 _STYLE = "svg{font:12px sans-serif;background:#fff}path{fill:none;stroke-width:2}.grid{stroke:#ddd}.axis{stroke:#555}"
 
 
@@ -21,17 +21,23 @@ def draw(
 ) -> str:
     """Return the picture; ``without`` is a method that has no epsilon, drawn as a dashed line."""
     methods = list(dict.fromkeys(name for table in tables.values() for name in table if name != without))
-    parts = [f'<text x="{_LEFT + 118 * i}" y="16" fill="{_COLOURS[i]}">{name}</text>' for i, name in enumerate(methods)]
-    if without is not None:
-        parts.append(f'<text x="{_LEFT + 118 * len(methods)}" y="16" fill="#555">{without}, no privacy (dashed)</text>')
+    words = dict(zip(methods, _COLOURS, strict=False)) | (
+        {} if without is None else {f"{without}, no privacy (dashed)": "#555"}
+    )
+    step, in_line = (118, 6) if len(words) <= 6 else (175, 4)
+    parts = [
+        f'<text x="{_LEFT + step * (i % in_line)}" y="{16 + 18 * (i // in_line)}" fill="{colour}">{name}</text>'
+        for i, (name, colour) in enumerate(words.items())
+    ]
+    legend = _LEGEND + 18 * ((len(words) - 1) // in_line)
     for number, (title, table) in enumerate(tables.items()):
-        x, y = _WIDTH * (number % 2), _LEGEND + _HEIGHT * (number // 2)
+        x, y = _WIDTH * (number % 2), legend + _HEIGHT * (number // 2)
         parts += [
             f'<g transform="translate({x} {y})">',
             *_panel(f"{title}: AUC over {axis}", table, methods, epsilons, without),
             "</g>",
         ]
-    height = _LEGEND + _HEIGHT * math.ceil(len(tables) / 2)
+    height = legend + _HEIGHT * math.ceil(len(tables) / 2)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {2 * _WIDTH} {height}"><style>{_STYLE}</style>'
         f"{''.join(parts)}</svg>\n"
