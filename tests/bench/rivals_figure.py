@@ -24,7 +24,8 @@ def draw(
     words = dict(zip(methods, _COLOURS, strict=False)) | (
         {} if without is None else {f"{without}, no privacy (dashed)": "#555"}
     )
-    step, in_line = (118, 6) if len(words) <= 6 else (175, 4)
+    step = max(118, *(7 * len(name) for name in methods))
+    in_line = 2 * _WIDTH // step
     parts = [
         f'<text x="{_LEFT + step * (i % in_line)}" y="{16 + 18 * (i // in_line)}" fill="{colour}">{name}</text>'
         for i, (name, colour) in enumerate(words.items())
