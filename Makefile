@@ -9,7 +9,7 @@ LABEL ?=
 PROFILE ?= masks
 ROUNDS ?= 10
 CASES ?=
-MEANWHILE ?= :
+MEANWHILE := :
 # A file of versions, such as .ci/demo.lock, to install those instead of the newest that are taken.
 LOCK ?=
 SEEDS ?= 0-99
