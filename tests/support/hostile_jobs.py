@@ -92,14 +92,14 @@ def assert_failed_cleanly(federation: Federation, outcomes, job_id: str = "job")
         assert set(states(federation.workspace(site), site)) <= {"reserved"}
 
 
-def everywhere(changes: dict, kinds: list[Kind], quick: str, near: tuple[str, ...] = ()) -> list:
-    """Return each change of each kind; quick are one change of all kinds, and those of histograms but ``near``."""
+def everywhere(changes: dict, kinds: list[Kind], quick: str) -> list:
+    """Return each change of each kind; quick are one change of all kinds, and all changes of histograms."""
     return [
         pytest.param(
             kind,
             what,
             id=f"{kind.name}-{what}",
-            marks=[] if what == quick or (kind is Kind.HISTOGRAM and what not in near) else [pytest.mark.slow],
+            marks=[] if what == quick or kind is Kind.HISTOGRAM else [pytest.mark.slow],
         )
         for kind in kinds
         for what in changes
