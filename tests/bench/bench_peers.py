@@ -72,8 +72,13 @@ VERTICAL: dict[str, dict[str, Any]] = {
 HORIZONTAL = ("plain", "masks", "bfv", "ckks")
 FATE = {"fate": 3072, "fate_1024": 1024}
 LANES = ("xgboost", *VERTICAL, *HORIZONTAL, *FATE)
-FULL_PAILLIER = ("creditcard",)
-"""Shapes on which Paillier-3072 grows all trees; FATE, and Paillier elsewhere, grow one."""
+ALL_TREES = {
+    "paillier_3072": ("creditcard",),
+    "elgamal": ("creditcard", "higgs", "higgs_20k"),
+    "elgamal_20_32": ("creditcard", "higgs", "higgs_20k"),
+    **dict.fromkeys(FATE, ()),
+}
+"""Shapes on which a lane grows all trees, where it grows one on the others."""
 CITED = {
     "FATE 2, its documentation": "114 s a tree, standalone; 100,000 x (30 + 300), Paillier-1024, 32 cores",
     "SecretFlow SGB, its documentation": "38.9 s for at most 100 rounds; 284,807 x 30, Okamoto-Uchiyama-2048, 32 cores",
@@ -103,8 +108,7 @@ def measure(
     found: dict[str, Any] = {"rows": len(frame), "of_rows": SHAPES[name].of_rows, "data": data}
     found |= {"lanes": {}, "left_out": {}}
     for lane in lanes:
-        is_slow = lane in FATE or (lane == "paillier_3072" and name not in FULL_PAILLIER)
-        n_trees = min(trees, 1) if is_slow else trees
+        n_trees = trees if name in ALL_TREES.get(lane, SHAPES) else min(trees, 1)
         try:
             if lane in FATE and not fate:
                 raise _LeftOut("FATE_PYTHON names no Python with pyfate")

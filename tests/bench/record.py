@@ -32,9 +32,11 @@ def kept(path: Path = KEPT) -> Kept:
 
 def origin() -> dict[str, str]:
     """Return date, commit and machine of a figure that is measured now."""
+    code = [f"*{ending}" for ending in _CODE]
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "commit": git("rev-parse", "--short=12", "HEAD") + ("+" if git("diff", "--shortstat", "HEAD") else ""),
+        "commit": git("rev-parse", "--short=12", "HEAD")
+        + ("+" if git("diff", "--shortstat", "HEAD", "--", *code) else ""),
         "machine": f"{_processor()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.0f}",
     }
 
