@@ -82,12 +82,9 @@ class Journal:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Keep all other processes and threads out; every other method must be called inside."""
-        descriptor = os.open(self.path.with_name(self.path.name + ".lock"), os.O_RDWR | os.O_CREAT, 0o600)
-        try:
+        with _opened(self.path.with_name(self.path.name + ".lock"), os.O_RDWR | os.O_CREAT) as descriptor:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
-        finally:
-            os.close(descriptor)
 
     def read_new(self) -> tuple[bool, list[Record]]:
         """Return the records written since the last call, and whether they start again from the first one.
@@ -117,23 +114,17 @@ class Journal:
     def stands(self, position: Position) -> bool:
         """Say whether the journal holds all lines that it held at a position, and they are still the same."""
         try:
-            descriptor = os.open(self.path, os.O_RDONLY)
+            with _opened(self.path, os.O_RDONLY) as descriptor:
+                return _stands(descriptor, position)
         except FileNotFoundError:
             return False
-        try:
-            return _stands(descriptor, position)
-        finally:
-            os.close(descriptor)
 
     def append(self, record: Record) -> None:
         """Write one record; on return it is durable. After any exception, read again before going on."""
         line, check = _line(record, self._check)
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        try:
+        with _opened(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT) as descriptor:
             _write_all(descriptor, line)
             os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
         if not self._offset:
             _sync_folder(self.path.parent)
         self._check = check
@@ -272,15 +263,12 @@ class Alive:
         if job_id in self._held:
             return True
         try:
-            descriptor = os.open(self._path(job_id), os.O_RDWR)
-        except FileNotFoundError:
-            return False
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with _opened(self._path(job_id), os.O_RDWR) as descriptor:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
-        finally:
-            os.close(descriptor)
+        except FileNotFoundError:
+            pass
         return False
 
     def is_held_elsewhere(self, job_id: str) -> bool:
@@ -329,13 +317,20 @@ def _read_from(descriptor: int, offset: int) -> bytes:
     return b"".join(parts)
 
 
-def _write_new(path: Path, content: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+@contextlib.contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    """Open a file, of mode 0600 where it is made, until the block ends."""
+    descriptor = os.open(path, flags, 0o600)
     try:
-        _write_all(descriptor, content)
-        os.fsync(descriptor)
+        yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _write_new(path: Path, content: bytes) -> None:
+    with _opened(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as descriptor:
+        _write_all(descriptor, content)
+        os.fsync(descriptor)
 
 
 def _write_all(descriptor: int, content: bytes) -> None:
@@ -344,11 +339,8 @@ def _write_all(descriptor: int, content: bytes) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
+    with _opened(folder, os.O_RDONLY) as descriptor:
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def make_private(folder: Path) -> None:
@@ -699,31 +691,6 @@ _OF_JOBS = ("open", "interrupt", "resume", "release", "close", "closed")
 _READERS: dict[str, Callable[..., None]] = {kind: getattr(LedgerState, f"_{kind}") for kind in _OF_LEDGERS + _OF_JOBS}
 
 
-def dated(record: Record) -> Record:
-    """Return a record with the time of now, in UTC."""
-    return {**record, "at": datetime.now(UTC).isoformat(timespec="seconds")}
-
-
-def ledger_record(identity: LedgerIdentity) -> Record:
-    """Return the first record of a ledger."""
-    return {"record": "ledger", "version": _VERSION, **asdict(identity), "relation": identity.relation.value}
-
-
-def budget_record(budget: Budget) -> Record:
-    """Return the record of a budget."""
-    return {"record": "budget", **asdict(budget)}
-
-
-def person_record(rows_per_person: int) -> Record:
-    """Return the record of a raised number of rows per person."""
-    return {"record": "person", "rows_per_person": rows_per_person}
-
-
-def open_record(job_id: str, plan: Counter[PricedEvent]) -> Record:
-    """Return the record of a job that is opened with its plan."""
-    return {"record": "open", "job": job_id, "plan": _documents(plan)}
-
-
 def release_record(job_id: str, query: str, events: Counter[PricedEvent], value: NDArray[np.int64]) -> Record:
     """Return the record of one release; what a person reads comes before the value."""
     content = base64.b64encode(np.ascontiguousarray(value, dtype="<i8").tobytes()).decode()
@@ -735,31 +702,6 @@ def release_record(job_id: str, query: str, events: Counter[PricedEvent], value:
         "shape": list(value.shape),
         "value": content,
     }
-
-
-def interrupt_record(job_id: str) -> Record:
-    """Return the record that gives back what a job has not used, until it is resumed."""
-    return {"record": "interrupt", "job": job_id}
-
-
-def resume_record(job_id: str) -> Record:
-    """Return the record that reserves anew what an interrupted job has not used."""
-    return {"record": "resume", "job": job_id}
-
-
-def close_record(job_id: str) -> Record:
-    """Return the record that ends a job."""
-    return {"record": "close", "job": job_id}
-
-
-def head_record() -> Record:
-    """Return the record that from here on the journal's head is kept elsewhere."""
-    return {"record": "head"}
-
-
-def lost_record(cost: PrivacyCost) -> Record:
-    """Return the record that charges what missing records had spent."""
-    return {"record": "lost", "spent": list(cost.parts())}
 
 
 def summarise_closed(records: list[Record], state: LedgerState) -> list[Record]:
@@ -980,15 +922,16 @@ class Ledger:
         ledger = cls(folder / (identity.data_set + _SUFFIX), heads)
         with ledger._locked() as state:
             if state.identity is None:
-                ledger._append(ledger_record(identity))
+                stated = {**asdict(identity), "relation": identity.relation.value}
+                ledger._append({"record": "ledger", "version": _VERSION, **stated})
             else:
                 ledger._take_identity(state.identity, identity)
             if state.budget != budget:
-                ledger._append(budget_record(budget))
+                ledger._append({"record": "budget", **asdict(budget)})
             if not state.has_head:
                 # The head comes first: a crash in between leaves a head that the journal meets, and no head record.
                 ledger._write_head()
-                ledger._append(head_record())
+                ledger._append({"record": "head"})
         return ledger
 
     @property
@@ -1037,11 +980,11 @@ class Ledger:
             _require_untaken(state, job_id, counts)
             quote = self._quote(state, counts, f"Job {job_id}", job_id)
             if job is None:
-                record = open_record(job_id, counts)
+                record: Record = {"record": "open", "job": job_id, "plan": _documents(counts)}
                 record |= {"ends_with_process": True} if ends_with_process else {}
                 record |= {"can_resume": True} if can_resume else {}
             elif job.is_interrupted:
-                record = resume_record(job_id)
+                record = {"record": "resume", "job": job_id}
             else:
                 if can_resume:
                     self._alive.hold(job_id)
@@ -1072,7 +1015,7 @@ class Ledger:
             state.running_job(job_id)
             if self._alive.is_held_elsewhere(job_id):
                 return False
-            self._append(interrupt_record(job_id))
+            self._append({"record": "interrupt", "job": job_id})
             self._alive.release(job_id)
             return True
 
@@ -1145,7 +1088,7 @@ class Ledger:
         ]
         for name in abandoned:
             if state.jobs[name].can_resume:
-                self._append(interrupt_record(name))
+                self._append({"record": "interrupt", "job": name})
                 self._alive.release(name)
         ended = [name for name in abandoned if state.jobs[name].ends_with_process] + unpaid_jobs(state)[:-MOST_UNPAID]
         if ended:
@@ -1154,7 +1097,7 @@ class Ledger:
 
     def _close(self, state: LedgerState, job_ids: Sequence[str]) -> None:
         for job_id in job_ids:
-            self._append(close_record(job_id))
+            self._append({"record": "close", "job": job_id})
             self._alive.release(job_id)
         records, before = summarise_closed(self._journal.read_all(), state), self._journal.position
         self._journal.rewrite(records, lambda after: self._write_head(before, after))
@@ -1215,10 +1158,8 @@ class Ledger:
                 raise PrivacyRefusal(f"The ledger of data set {identity.data_set} lacks nothing.")
             spent = head.spent if head is not None else for_one_row(budget.limit, identity.rows_per_person)
             missing = PrivacyCost(*(max(0.0, a - b) for a, b in zip(spent, state.spent().parts(), strict=True)))
-            for record in (lost_record(missing), head_record()):
-                with_time = dated(record)
-                self._journal.append(with_time)
-                state.apply(with_time)
+            self._write({"record": "lost", "spent": list(missing.parts())})
+            self._write({"record": "head"})
             self._write_head()
             return missing.for_person(identity.rows_per_person)
 
@@ -1273,11 +1214,14 @@ class Ledger:
     def _append(self, record: Record) -> None:
         if self._state.has_head and self._head is None:
             raise ValueError("this ledger's head is kept elsewhere: open it with its folder to write")
-        with_time = dated(record)
-        self._journal.append(with_time)
-        self._state.apply(with_time)
+        self._write(record)
         if self._state.has_head:
             self._write_head()
+
+    def _write(self, record: Record) -> None:
+        dated = {**record, "at": datetime.now(UTC).isoformat(timespec="seconds")}
+        self._journal.append(dated)
+        self._state.apply(dated)
 
     def _take_identity(self, known: LedgerIdentity, stated: LedgerIdentity) -> None:
         if replace(known, rows_per_person=stated.rows_per_person) != stated:
@@ -1292,7 +1236,7 @@ class Ledger:
                 f"key: data_sets.{known.data_set}.privacy.rows_per_person. Remedy: state {known.rows_per_person}."
             )
         if stated != known:
-            self._append(person_record(stated.rows_per_person))
+            self._append({"record": "person", "rows_per_person": stated.rows_per_person})
 
     def _write_if_sound(self, state: LedgerState, quote: Quote, plan: Counter[PricedEvent], record: Record) -> None:
         if not quote.fits:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dp_components import events, ledger
-from dp_components.accounting import PrivacyCost, count_events
+from dp_components.accounting import count_events
 from nvflare_plugins.evidence import format
 from nvflare_plugins.evidence.log import EvidenceLog
 from tests.vectors.drawn import Case, damages, drawn
@@ -173,16 +174,19 @@ def _ledgers() -> dict[str, list[ledger.Record]]:
         events.ComposedEvent((events.RepeatedEvent(gaussian, 10), events.LaplaceEvent(0.5, _ROW), laplace, part))
     )
     spent = [count_events(event) for event in (gaussian, events.LaplaceEvent(0.5, _ROW))]
-    begun = [ledger.ledger_record(identity), ledger.budget_record(ledger.Budget(4.0, 1e-5, 1.0, 0.0))]
+    begun: list[ledger.Record] = [
+        {"record": "ledger", "version": 1, **asdict(identity), "relation": _ROW.value},
+        {"record": "budget", "epsilon": 4.0, "delta": 1e-5, "pure_epsilon": 1.0, "zcdp_rho": 0.0},
+    ]
     value = np.array([[1, -2], [3, (1 << 40)]])
     running = [
         *begun,
-        ledger.open_record("job-1", plan) | {"can_resume": True},
+        {"record": "open", "job": "job-1", "plan": ledger._documents(plan), "can_resume": True},
         ledger.release_record("job-1", "leaf sums of tree 0", spent[0], value),
         ledger.release_record("job-1", "start", spent[1], np.array(7)),
-        ledger.interrupt_record("job-1"),
+        {"record": "interrupt", "job": "job-1"},
     ]
-    ended = [*running[:-1], ledger.close_record("job-1")]
+    ended = [*running[:-1], {"record": "close", "job": "job-1"}]
     state = ledger.LedgerState()
     for record in ended:
         state.apply({**record, "at": _AT})
@@ -190,14 +194,19 @@ def _ledgers() -> dict[str, list[ledger.Record]]:
         "begun": begun,
         "a job under way": running[:-1],
         "a job interrupted": running,
-        "a job resumed": [*running, ledger.resume_record("job-1")],
+        "a job resumed": [*running, {"record": "resume", "job": "job-1"}],
         "a job that has ended": ended,
         "jobs summed up": ledger.summarise_closed([{**record, "at": _AT} for record in ended], state),
-        "rows of a person raised": [*begun, ledger.person_record(3), ledger.head_record()],
-        "records lost": [*begun, ledger.lost_record(PrivacyCost(0.5, 0.25, 0.0, 1e-9)), ledger.head_record()],
+        "rows of a person raised": [*begun, {"record": "person", "rows_per_person": 3}, {"record": "head"}],
+        "records lost": [*begun, {"record": "lost", "spent": [0.5, 0.25, 0.0, 1e-9]}, {"record": "head"}],
         "other events": [
             *begun,
-            ledger.open_record("j", count_events(events.GaussianEvent(1.5, _ROW))) | {"ends_with_process": True},
+            {
+                "record": "open",
+                "job": "j",
+                "plan": [{"count": 1, **events.event_document(events.GaussianEvent(1.5, _ROW))}],
+                "ends_with_process": True,
+            },
         ],
     }
 
@@ -217,13 +226,13 @@ def _impossible(good: dict[str, list[ledger.Record]]) -> dict[str, list[ledger.R
         "an unknown record": [*begun, {"record": "gift"}],
         "an unknown relation": [{**begun[0], "relation": "friends"}],
         "no rows of a person": [{**begun[0], "rows_per_person": 0}],
-        "rows of a person lowered": [*begun, ledger.person_record(2)],
-        "a field more": [*begun, {**ledger.person_record(3), "x": 1}],
+        "rows of a person lowered": [*begun, {"record": "person", "rows_per_person": 2}],
+        "a field more": [*begun, {"record": "person", "rows_per_person": 3, "x": 1}],
         "a job twice": [*running, running[2]],
         "a release of no job": [*begun, release],
         "a query twice": [*running, release],
         "a release while interrupted": [*good["a job interrupted"], {**release, "query": "x"}],
-        "resumed without need": [*running, ledger.resume_record("job-1")],
+        "resumed without need": [*running, {"record": "resume", "job": "job-1"}],
         "a value of another shape": [*running[:3], {**release, "shape": [3]}],
         "a value that is no base64": [*running[:3], {**release, "value": "@"}],
         "an unknown event": opened(event="magic"),
@@ -236,7 +245,7 @@ def _impossible(good: dict[str, list[ledger.Record]]) -> dict[str, list[ledger.R
         "a count that is true": opened(count=True),
         "a multiplier of nothing": opened(noise_multiplier=0),
         "a multiplier in words": opened(noise_multiplier="1"),
-        "closed without being open": [*begun, ledger.close_record("j")],
+        "closed without being open": [*begun, {"record": "close", "job": "j"}],
         "resumable in words": [*begun, {"record": "open", "job": "j", "plan": [], "can_resume": "yes"}],
     }
 

@@ -6,6 +6,7 @@ import json
 import os
 import stat
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -26,9 +27,7 @@ from dp_components.ledger import (
     Journal,
     Ledger,
     LedgerIdentity,
-    budget_record,
     ledger_files,
-    ledger_record,
     summarise_closed,
 )
 from tests.support.ledgers import BUDGET, EVENT, IDENTITY, ROW, make, never
@@ -180,8 +179,8 @@ def test_a_ledger_of_the_time_before_heads_is_read_gets_one_and_is_compacted(fol
     path = folder / "credit.ledger"
     events, journal = [{"count": 2, **event_document(EVENT)}], Journal(path)
     old = [
-        {**ledger_record(IDENTITY), "at": "then"},
-        {**budget_record(BUDGET), "at": "then"},
+        {"record": "ledger", "version": 1, **asdict(IDENTITY), "relation": ROW.value, "at": "then"},
+        {"record": "budget", **asdict(BUDGET), "at": "then"},
         {"record": "closed", "job": "a", "opened": "then", "spent": events, "n_releases": 2, "at": "then"},
         {"record": "open", "job": "b", "plan": events, "at": "then"},
     ]
