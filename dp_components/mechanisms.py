@@ -499,8 +499,7 @@ def _with_laplace(
 ) -> NDArray[np.int64]:
     scales, exact = laplace_scales(sensitivity, epsilon), require_integers(sums, sensitivity)
     columns = [sample_laplace_share(scale, n_shares, exact.size // len(scales), randomness) for scale in scales]
-    noised: NDArray[np.int64] = exact + np.stack(columns, axis=-1).reshape(exact.shape)
-    return noised
+    return exact + np.stack(columns, axis=-1).reshape(exact.shape)
 
 
 def laplace_scales(sensitivity: Sensitivity, epsilon: float) -> tuple[float, ...]:

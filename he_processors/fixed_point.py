@@ -62,8 +62,7 @@ def lower_words(values: NDArray[np.int64]) -> NDArray[np.int64]:
     Shapes: values, result: int64[n].
     """
     half = 1 << (WORD_BITS - 1)
-    result: NDArray[np.int64] = ((values + half) & _MASK) - half
-    return result
+    return ((values + half) & _MASK) - half
 
 
 def to_float(words: NDArray[np.int64]) -> NDArray[np.float64]:

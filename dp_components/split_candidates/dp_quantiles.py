@@ -171,16 +171,14 @@ def _cuts_of_column(
         open_cells = further
     found += [cell + 1 for cell, _ in open_cells]  # where the cell ends
     cuts = np.unique(_values(np.array(sorted(set(found)), dtype=np.int64)))
-    result: NDArray[np.float32] = cuts[np.isfinite(cuts)]
-    return result
+    return cuts[np.isfinite(cuts)]
 
 
 def _keys(values: NDArray[np.float32]) -> NDArray[np.int64]:
     """Return the leading bits of each value in an order that is that of the values. Shapes: int64[n]."""
     bits = (values + np.float32(0)).view(np.uint32)  # -0 becomes 0
     ordered = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31))
-    result: NDArray[np.int64] = (ordered >> np.uint32(32 - LEVELS)).astype(np.int64)
-    return result
+    return (ordered >> np.uint32(32 - LEVELS)).astype(np.int64)
 
 
 def _values(keys: NDArray[np.int64]) -> NDArray[np.float32]:

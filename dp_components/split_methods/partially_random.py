@@ -61,8 +61,7 @@ class PartiallyRandomQuery(GreedyQuery):
 
     def _left_sums(self, sums: NDArray[np.int64], cuts: list[tuple[int, int]]) -> NDArray[np.int64]:
         places = [self.features.index(feature) for feature, _ in cuts]
-        reached: NDArray[np.int64] = np.cumsum(sums, axis=1)[places, [candidate for _, candidate in cuts]]
-        return reached
+        return np.cumsum(sums, axis=1)[places, [candidate for _, candidate in cuts]]
 
     def _best_of_node(
         self, node: OpenNode, cuts: list[tuple[int, int]], left: NDArray[np.float64]

@@ -249,8 +249,7 @@ class _Search:
 
 
 def _bit(words: NDArray[np.uint64]) -> NDArray[np.uint8]:
-    result: NDArray[np.uint8] = np.left_shift(1, (words & np.uint64(7)).astype(np.uint8), dtype=np.uint8)
-    return result
+    return np.left_shift(1, (words & np.uint64(7)).astype(np.uint8), dtype=np.uint8)
 
 
 def _rows_of_small(values: NDArray[np.int64]) -> NDArray[np.uint8]:

@@ -117,8 +117,7 @@ def open_shares(plaintexts: Sequence[int], n_bins: int, packing: PackingLayout) 
 
 def _low_words(rows: NDArray[np.uint8], first_byte: int) -> Shares:
     words = np.ascontiguousarray(rows[:, first_byte : first_byte + 8]).view("<u8")[:, 0]
-    result: Shares = words.astype(np.uint64)
-    return result
+    return words.astype(np.uint64)
 
 
 # Noise on encrypted sums per bin: added by the party that summed them, before they are packed and hidden.

@@ -98,8 +98,7 @@ class Garbler:
         words = tables[np.arange(n)[:, None] if len(tables) > 1 else 0, rows ^ moved[:, None]] + shares[:, None]
         words ^= self._hash.rows(uncolored, _multiples(self._offset, n_rows))
         self._parts.append(words.astype("<u2").tobytes())
-        negative: NDArray[np.uint16] = np.uint16(0) - shares
-        return negative
+        return np.uint16(0) - shares
 
     def reveal(self, wire: Labels) -> NDArray[np.bool_]:
         self._parts.append(np.packbits(_colors(wire)).tobytes())
@@ -132,8 +131,7 @@ class Evaluator:
         words = np.frombuffer(self._next(_WORD_BYTES * n * n_rows), dtype="<u2").reshape(n, n_rows)
         row = sum((wire[0] & _ONE) << np.uint64(i) for i, wire in enumerate(wires))
         pads = self._hash.rows(_combined(wires), np.zeros((2, 1), dtype=np.uint64))[:, 0]
-        opened: NDArray[np.uint16] = words[np.arange(n), np.asarray(row, dtype=np.intp)] ^ pads
-        return opened
+        return words[np.arange(n), np.asarray(row, dtype=np.intp)] ^ pads
 
     def reveal(self, wire: Labels) -> NDArray[np.bool_]:
         n = wire.shape[1]

@@ -175,8 +175,7 @@ def score(widths: Widths, node: NodeSums, left_g: Sums, left_h: Sums) -> NDArray
     side_shifts, mantissa = _normal(side, widths.side_top, widths.side_shifts)
     words = _y_words(widths, y_shifts, y_mantissa) + _side_words(widths, node, side_shifts, mantissa)
     is_valid = (y_mantissa >> MANTISSA_BITS > 0) & (side >= widths.least)
-    found: NDArray[np.int64] = (words & np.int64(NO_SPLIT)) + (is_valid.astype(np.int64) << garbling.WORD_BITS)
-    return found
+    return (words & np.int64(NO_SPLIT)) + (is_valid.astype(np.int64) << garbling.WORD_BITS)
 
 
 def _normal(values: Sums, top: int, shifts: Sequence[int]) -> tuple[Sums, Sums]:
@@ -210,8 +209,7 @@ def _side_words(widths: Widths, node: NodeSums, shifts: Sums, mantissa: Sums) ->
 
 
 def _word(table: NDArray[np.uint16], index: Sums) -> Sums:
-    found: Sums = table[index].astype(np.int64)
-    return found
+    return table[index].astype(np.int64)
 
 
 def _outer_thirds(x: Sums) -> Sums:

@@ -642,5 +642,4 @@ def numbers_of_texts(
 
 def taken(values: list[float | None], codes: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return each row's value; None, and no value, are NaN. Shapes: codes: int64[n_rows]; result: float64[n_rows]."""
-    result: NDArray[np.float64] = np.array([*values, None], dtype=np.float64)[codes]
-    return result
+    return np.array([*values, None], dtype=np.float64)[codes]

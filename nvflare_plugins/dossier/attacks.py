@@ -170,14 +170,12 @@ def sureness_of_classes(probabilities: NDArray[np.floating[Any]], labels: Labels
     """
     own = probabilities[np.arange(labels.size), labels.astype(np.int64)].astype(np.float64)
     own = np.clip(own, _LEAST_PROBABILITY, 1 - _LEAST_PROBABILITY)
-    result: Scores = np.log(own) - np.log1p(-own)
-    return result
+    return np.log(own) - np.log1p(-own)
 
 
 def sureness_of_numbers(predictions: NDArray[np.floating[Any]], labels: Labels) -> Scores:
     """Return minus the absolute error of a regression. Shapes: both floating[n]."""
-    result: Scores = -np.abs(predictions.astype(np.float64) - labels)
-    return result
+    return -np.abs(predictions.astype(np.float64) - labels)
 
 
 def attack(groups: Groups, target: Sureness, references: Scores) -> list[Attacked]:
@@ -634,7 +632,6 @@ def _log_likelihood(model: FinishedModel, groups: Groups) -> LogLikelihood:
 
     def of_classes(rows: Features, labels: Labels) -> Scores:
         own = model.probabilities(rows)[np.arange(labels.size), labels.astype(np.int64)]
-        result: Scores = np.log(np.clip(own.astype(np.float64), _LEAST_PROBABILITY, 1))
-        return result
+        return np.log(np.clip(own.astype(np.float64), _LEAST_PROBABILITY, 1))
 
     return of_classes

@@ -285,15 +285,13 @@ class VeilBoostClassifier(ClassifierMixin, _FinishedEstimator):
         """Return the class of each row. Shapes: [n_rows]."""
         values = self._values(X)
         place = np.argsort(self._order)[self.model_.positions(values, self.rounds)]
-        result: NDArray[Any] = self.classes_[place]
-        return result
+        return self.classes_[place]
 
     @available_if(_has_probabilities)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: ArrayLike) -> NDArray[np.float32]:
         """Return the probabilities of ``classes_``, bit for bit XGBoost's. Shapes: float32[n_rows, n_classes]."""
         values = self._values(X)
-        result: NDArray[np.float32] = self.model_.probabilities(values, self.rounds)[:, self._order]
-        return result
+        return self.model_.probabilities(values, self.rounds)[:, self._order]
 
     def noise_interval(self, X: ArrayLike, run: str | Path) -> pd.DataFrame:
         """Return what the noise alone may have done to each score of a private model, as ``predict --explain`` has it.

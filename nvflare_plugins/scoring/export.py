@@ -403,5 +403,4 @@ def to_treelite(model: FinishedModel) -> bytes:
         return np.asarray(gtil.predict(converted, rows), dtype=np.float32)
 
     check(model, "treelite", answer, labels=False)
-    content: bytes = converted.serialize_bytes()
-    return content
+    return converted.serialize_bytes()

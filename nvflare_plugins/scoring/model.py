@@ -154,10 +154,9 @@ class FinishedModel:
         if values.shape[0] == 0:  # XGBoost warns of such a table, and forgets how wide its answer would be
             is_wide = self.objective == "multi:softprob" or (output_margin and self.objective == "multi:softmax")
             return np.empty((0, len(self.classes or ())) if is_wide else 0, dtype=np.float32)
-        result: NDArray[np.float32] = self._booster.predict(
+        return self._booster.predict(
             xgb.DMatrix(values), output_margin=output_margin, iteration_range=(0, self._end(rounds))
         )
-        return result
 
     def probabilities(self, values: NDArray[np.float32], rounds: str | int = ALL_ROUNDS) -> NDArray[np.float32]:
         """Return each class's probability, in the order of ``classes``.
@@ -208,8 +207,7 @@ class FinishedModel:
         Shapes: values: float32[n_rows, n_features] as ``predict``, with rows; result: int64[n_rows, n_trees].
         """
         found = self._booster.predict(xgb.DMatrix(values), pred_leaf=True)
-        result: NDArray[np.int64] = found.reshape(values.shape[0], -1).astype(np.int64)
-        return result
+        return found.reshape(values.shape[0], -1).astype(np.int64)
 
     def contributions(self, values: NDArray[np.float32], rounds: str | int = ALL_ROUNDS) -> NDArray[np.float32]:
         """Return SHAP values of the margin, the bias last.

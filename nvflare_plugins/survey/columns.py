@@ -181,8 +181,7 @@ class Column:
 
     def mapped(self, value: Callable[[str], float | None]) -> NDArray[np.float64]:
         """Return a number for each row. Shapes: float64[n_rows]; NaN where there is none."""
-        result: NDArray[np.float64] = np.array([*map(value, self.texts), None], dtype=np.float64)[self.codes]
-        return result
+        return np.array([*map(value, self.texts), None], dtype=np.float64)[self.codes]
 
 
 def _quick_numbers(name: str, column: pa.ChunkedArray, spec: DataSet) -> NDArray[np.float64] | None:

@@ -94,8 +94,7 @@ class RawFile:
     def kind(self, place: int) -> pa.DataType:
         """Return the declared type of a column."""
         columns = self.columns
-        kind: pa.DataType = columns.types[place] if isinstance(columns, ColumnsInPasses) else columns[place].type
-        return kind
+        return columns.types[place] if isinstance(columns, ColumnsInPasses) else columns[place].type
 
 
 def read_raw(spec: DataSet) -> RawFile:
