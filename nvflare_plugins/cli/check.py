@@ -147,7 +147,7 @@ def floors(found: Survey, job: Any, policy: SitePolicy) -> Iterator[Finding]:
         yield Finding("few_rows", words, alone, count=found.n_rows)
     if isinstance(job, VerticalJob) and 0 < found.n_rows < policy.vertical.min_intersection:
         words = f"there are fewer rows than the {policy.vertical.min_intersection} that the parties must share. "
-        yield Finding("few_rows", words + "Policy key: vertical.min_intersection", is_problem=True, count=found.n_rows)
+        yield Finding("few_rows", words + "Policy key: vertical.min_intersection", count=found.n_rows)
 
 
 # -- for people -------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from nvflare_plugins.base.formatting import near_name
 from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.data.labels import Label, columns_of, has_event, is_labelled, survival_bounds, words_of_label
 from nvflare_plugins.data.parquet_parts import ParquetParts
-from nvflare_plugins.data.tabular_files import TabularFile
+from nvflare_plugins.data.tabular_files import TabularFile, distinct_values
 
 # A column of which nothing is kept but how its values compare with some numbers: one or two bytes each.
 
@@ -212,15 +212,11 @@ def positions_of(column: pa.ChunkedArray, public: Sequence[str], missing: Sequen
 
     Shapes: result: int64[n_rows].
     """
-    encoded = column.combine_chunks()
-    encoded = encoded if pa.types.is_dictionary(encoded.type) else encoded.dictionary_encode()
+    values, codes = distinct_values(column)
     position = {text: code for code, text in enumerate(public)}
     absent = {"", *missing} - set(public)
-    # Positions in Arrow's dictionary -> positions in the public list; the last one is for missing values.
-    table = np.array([code_of(value, position, absent) for value in encoded.dictionary.to_pylist()] + [-1])
-    indices = encoded.indices.fill_null(len(table) - 1).to_numpy(zero_copy_only=False).astype(np.int64)
-    result: NDArray[np.int64] = table[indices]
-    return result
+    # Of each different value its position in the public list; the last one is for rows without a value.
+    return np.array([*(code_of(value, position, absent) for value in values), -1], dtype=np.int64)[codes]
 
 
 def log_count(what: str, count: int, of: int) -> None:

@@ -29,7 +29,15 @@ from nvflare_plugins.data.declaration import (
 )
 from nvflare_plugins.data.labels import Label
 from nvflare_plugins.data.table import are_ids, is_named_like_id, seems_unique
-from nvflare_plugins.data.tabular_files import distinct_texts, distinct_values, is_number, is_text, is_time, taken
+from nvflare_plugins.data.tabular_files import (
+    days_of,
+    distinct_texts,
+    distinct_values,
+    is_number,
+    is_text,
+    is_time,
+    taken,
+)
 from nvflare_plugins.data.text_values import DatePattern, NumberFormat, fitting_dates, fitting_formats, looks_like_date
 
 # What a survey says: findings with counts and row numbers, never with a value of a row.
@@ -209,6 +217,12 @@ def rows_where(mask: NDArray[np.bool_]) -> dict[str, Any]:
     return {"count": count, "first_row": int(np.argmax(mask)) + 1 if count else None}
 
 
+def found_in(mask: NDArray[np.bool_], kind: str, words: str, column: str | None = None) -> Iterator[Finding]:
+    """Yield a problem of the rows that are meant; nothing where there are none. Shapes: mask: bool[n_rows]."""
+    if mask.any():
+        yield Finding(kind, words, column=column, **rows_where(mask))
+
+
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What is known of a column after a look at it.
@@ -259,11 +273,7 @@ def _answered(column: Column, raw: pa.ChunkedArray, spec: DataSet, *, is_chosen:
     """Look at a column of which the policy says what it is."""
     name, answer = column.name, spec.columns[column.name]
     if answer == ID:
-        found = [
-            Finding(
-                "id", f"the policy answers that column {name!r} is an id, and no feature", is_problem=True, column=name
-            )
-        ]
+        found = [Finding("id", f"the policy answers that column {name!r} is an id, and no feature", column=name)]
         return Facts(name, Sort.ID, tuple(found) if is_chosen else ())
     if answer == CATEGORIES or is_spelling(answer):
         column = column if column.is_text else Column.of(name, raw.cast(pa.string()), spec)
@@ -276,25 +286,19 @@ def _answered(column: Column, raw: pa.ChunkedArray, spec: DataSet, *, is_chosen:
     values, codes = distinct_values(raw)
     numbers = answered_values(values, answer, NumberFormat(spec.decimal, spec.thousands), spec.missing)
     unread = np.array([*(number is None for number in numbers), False], dtype=bool)[codes]
-    found = []
-    if unread.any():
-        words = (
-            f"column {name!r} holds texts that the policy's answer of it does not read. Policy keys: columns, missing"
-        )
-        found.append(Finding("text_among_numbers", words, is_problem=True, column=name, **rows_where(unread)))
+    words = f"column {name!r} holds texts that the policy's answer of it does not read. Policy keys: columns, missing"
+    found = list(found_in(unread, "text_among_numbers", words, name))
     return _numbers(column, taken(numbers, codes), found, is_chosen=is_chosen, is_answered=True)
 
 
 def _of_other_type(column: Column, raw: pa.ChunkedArray, spec: DataSet, *, is_chosen: bool) -> Facts:
     name = column.name
     if is_time(raw.type):
-        zone = getattr(raw.type, "tz", None)
-        days = raw.cast(pa.timestamp("us", tz=zone), safe=False).cast(pa.int64()).to_numpy() / 86_400_000_000
         found = []
         if name not in spec.dates:
             text = f"column {name!r} holds {column.declared}: it can become days since 1970-01-01. Policy key: dates"
-            found.append(Finding("dates", text, is_problem=True, column=name, options={"dates": {name: "YYYY-MM-DD"}}))
-        return Facts(name, Sort.DATES, tuple(found), np.asarray(days, dtype=np.float64))
+            found.append(Finding("dates", text, column=name, options={"dates": {name: "YYYY-MM-DD"}}))
+        return Facts(name, Sort.DATES, tuple(found), days_of(raw))
     text = f"column {name!r} holds {column.declared}, which no job trains on: turn it into numbers, or leave it out"
     return Facts(name, Sort.OTHER, (Finding("type", text, is_chosen, name),))
 
@@ -306,7 +310,7 @@ def _dates(column: Column, spec: DataSet) -> Facts:
     found = []
     if bad:
         text = f"column {column.name!r} holds texts that are no dates of its pattern. Policy keys: dates, missing"
-        found.append(Finding("dates", text, is_problem=True, column=column.name, **column.tally(bad)))
+        found.append(Finding("dates", text, column=column.name, **column.tally(bad)))
     values = column.mapped(lambda text: None if pattern is None else pattern.days(text))
     return Facts(column.name, Sort.DATES, tuple(found), values)
 
@@ -324,7 +328,7 @@ def _text(column: Column, spec: DataSet, *, is_chosen: bool) -> Facts:  # noqa: 
         shown = ", ".join(map(repr, sorted(absent)))  # words of a list of ours, whatever the rows are
         words = f"column {name!r} holds {shown}, which may mean that a value is missing. Policy key: missing"
         options = {"missing": [*spec.missing, *sorted(absent)]}
-        found.append(Finding("missing", words, is_problem=True, column=name, **column.tally(absent), options=options))
+        found.append(Finding("missing", words, column=name, **column.tally(absent), options=options))
     if not present:
         return _numbers(column, np.full(column.n_rows, np.nan), found, is_chosen=is_chosen)
     if {text.lower() for text in present} <= {"true", "false"}:
@@ -349,7 +353,7 @@ def _text(column: Column, spec: DataSet, *, is_chosen: bool) -> Facts:  # noqa: 
             f"column {name!r} holds text among its numbers: mend it, name what means missing, or say what the column "
         )
         words += "is (categories, or a number for each text). Policy keys: missing, columns, decimal, thousands"
-        found.append(Finding("text_among_numbers", words, is_problem=True, column=name, **column.tally(strange)))
+        found.append(Finding("text_among_numbers", words, column=name, **column.tally(strange)))
         return Facts(name, Sort.OTHER, tuple(found))
     undated = [text for text in present if not looks_like_date(text)]
     if column.tally(undated)["count"] <= (1 - _MOSTLY) * n_present:
@@ -357,7 +361,7 @@ def _text(column: Column, spec: DataSet, *, is_chosen: bool) -> Facts:  # noqa: 
             f"column {name!r} holds dates, and no pattern reads them all: write them alike, name what means missing, "
         )
         words += "or say that they are categories. Policy keys: dates, missing, columns"
-        found.append(Finding("dates", words, is_problem=True, column=name, **column.tally(present)))
+        found.append(Finding("dates", words, column=name, **column.tally(present)))
         return Facts(name, Sort.OTHER, tuple(found))
     return _categories(column, present, found, is_chosen=is_chosen)
 
@@ -378,7 +382,7 @@ def _limits(column: Column, limits: Sequence[str]) -> Iterator[Finding]:
         )
         words += "x and >x as x; or give each text a number of its own. Policy key: columns"
         options = {"columns": {column.name: LIMITS}}
-        yield Finding("limits", words, is_problem=True, column=column.name, **column.tally(limits), options=options)
+        yield Finding("limits", words, column=column.name, **column.tally(limits), options=options)
 
 
 def _undeclared_dates(column: Column, present: Sequence[str], dates: Sequence[str], found: Sequence[Finding]) -> Facts:
@@ -387,7 +391,7 @@ def _undeclared_dates(column: Column, present: Sequence[str], dates: Sequence[st
             f"column {column.name!r} holds dates with years of two digits ({' or '.join(short)}): say which hundred "
         )
         words += f"years they are in, as `{short[0]} from 1930` for 1930 to 2029. Policy key: dates"
-        finding = Finding("dates", words, is_problem=True, column=column.name, **column.tally(present))
+        finding = Finding("dates", words, column=column.name, **column.tally(present))
         return Facts(column.name, Sort.OTHER, (*found, finding))
     first, *others = [pattern for text in dates if (pattern := DatePattern.of(text)) is not None]
     rivals = [other for other in others if any(other.days(text) != first.days(text) for text in present)]
@@ -397,7 +401,7 @@ def _undeclared_dates(column: Column, present: Sequence[str], dates: Sequence[st
     )
     words += "out of features. Policy key: dates"
     options = {} if rivals else {"dates": {column.name: first.text}}
-    finding = Finding("dates", words, is_problem=True, column=column.name, **column.tally(present), options=options)
+    finding = Finding("dates", words, column=column.name, **column.tally(present), options=options)
     return Facts(column.name, Sort.OTHER if rivals else Sort.DATES, (*found, finding), column.mapped(first.days))
 
 
@@ -451,9 +455,7 @@ def _categories(
         words = f"column {name!r} holds letters written in two parts, a letter and its mark, which equal no list that "
         words += "writes them as one: have them read so. Policy key: columns"
         spelling: dict[str, Any] = {"columns": {name: apart}}
-        findings.append(
-            Finding("spelling", words, is_problem=True, column=name, **column.tally(apart), options=spelling)
-        )
+        findings.append(Finding("spelling", words, column=name, **column.tally(apart), options=spelling))
         frequent = list(dict.fromkeys(apart.get(text, text) for text in frequent))
     is_constant = len(present) == 1
     if is_constant:
@@ -473,12 +475,8 @@ def _numbers(
 ) -> Facts:
     """Look at numbers, whatever they are to be."""
     name, findings = column.name, list(found)
-    too_large = np.abs(values) >= LARGEST
-    if too_large.any():
-        words = (
-            f"column {name!r} holds values that are infinite, or 1e38 and more: scale it, or name what means missing"
-        )
-        findings.append(Finding("infinite", words, is_problem=True, column=name, **rows_where(too_large)))
+    words = f"column {name!r} holds values that are infinite, or 1e38 and more: scale it, or name what means missing"
+    findings += found_in(np.abs(values) >= LARGEST, "infinite", words, name)
     present = values[np.isfinite(values)]
     if not present.size:
         findings.append(Finding("no_values", f"column {name!r} has no values", is_problem=False, column=name))

@@ -24,7 +24,6 @@ from nvflare_plugins.base.formatting import near_name
 from nvflare_plugins.data.declaration import YES_NO, DataSet, is_yes_or_no
 from nvflare_plugins.data.identity import usable_ids
 from nvflare_plugins.data.labels import (
-    Fault,
     Label,
     columns_of,
     has_event,
@@ -44,6 +43,7 @@ from nvflare_plugins.survey.columns import (
     Sort,
     Use,
     follows,
+    found_in,
     look_at,
     number_format,
     rounded_bounds,
@@ -200,15 +200,13 @@ def _names(raw: RawFile) -> Iterator[Finding]:
     for name in dict.fromkeys(raw.names):
         if raw.names.count(name) > 1 and name.strip():
             words = f"columns share the name {name!r}, which no job reads: name them apart in the file"
-            yield Finding("repeated_name", words, is_problem=True, column=name, count=raw.names.count(name))
+            yield Finding("repeated_name", words, column=name, count=raw.names.count(name))
         elif (whole := normalize("NFC", name)) != name and whole not in taken:
             words = (
                 f"column name {whole!r} has letters written in two parts, a letter and its mark: other sites' differ"
             )
             taken.add(whole)
-            yield Finding(
-                "name", f"{words}. Policy key: rename", is_problem=True, column=name, options={"rename": {name: whole}}
-            )
+            yield Finding("name", f"{words}. Policy key: rename", column=name, options={"rename": {name: whole}})
         elif name.strip() and (not is_plain_text(name) or set(name) & NOT_IN_NAMES):
             tidy = "".join(c if c.isprintable() and c not in NOT_IN_NAMES else "_" for c in name).strip()[:64]
             words = (
@@ -219,7 +217,7 @@ def _names(raw: RawFile) -> Iterator[Finding]:
             can_be_renamed = tidy and tidy not in taken and name not in raw.spec.rename.values() and name.isprintable()
             options = {"rename": {name: tidy}} if can_be_renamed else {}
             taken.add(tidy)
-            yield Finding("name", words, is_problem=True, column=name, options=options)
+            yield Finding("name", words, column=name, options=options)
 
 
 def _told_apart(names: Sequence[str]) -> list[str]:
@@ -243,14 +241,6 @@ def _classes_of_numbers(name: str, values: NDArray[np.float64], found: list[Find
     )
     found.append(Finding("label_classes", words, is_problem=False, column=name))
     return shown
-
-
-def _of_any(faults: Sequence[Fault], n_rows: int) -> NDArray[np.bool_]:
-    """Return the rows that have any fault. Shapes: bool[n_rows]."""
-    found = np.zeros(n_rows, dtype=np.bool_)
-    for _, is_bad in faults:
-        found |= is_bad
-    return found
 
 
 _OF_FEATURES = ("id", "constant", "no_values", "categories")
@@ -352,7 +342,7 @@ class _Look:
         facts = look_at(column, self.raw[name], self.spec, is_chosen=use.is_settled)
         if facts.sort is Sort.CATEGORIES and use.is_settled:
             words = f"column {name!r} holds text: give the job a public list of categories, or leave it out of features"
-            return replace(facts, findings=(*facts.findings, Finding("no_list", words, is_problem=True, column=name)))
+            return replace(facts, findings=(*facts.findings, Finding("no_list", words, column=name)))
         return facts
 
     def _outside(self, column: Column, public: Sequence[str]) -> dict[str, Any]:
@@ -376,7 +366,7 @@ class _Look:
             outside = self._outside(column, classes)
             if outside["count"]:
                 words = f"label {name!r} holds values outside label_classes: correct them, or complete the list"
-                found.append(Finding("label_class", words, is_problem=True, column=name, **outside))
+                found.append(Finding("label_class", words, column=name, **outside))
         elif facts.values is None:
             classes = self._suggested_classes(name, facts, found)
         else:
@@ -385,9 +375,7 @@ class _Look:
         found += self._unlabelled(name, absent)
         if facts.values is not None and use.accepts is not None and use.label_classes is None:
             wrong = ~absent & ~use.accepts(facts.values.astype(np.float32))
-            if wrong.any():
-                words = f"label {name!r} must hold {use.label_words}"
-                found.append(Finding("label_value", words, is_problem=True, column=name, **rows_where(wrong)))
+            found += found_in(wrong, "label_value", f"label {name!r} must hold {use.label_words}", name)
         if facts.is_constant:
             words = f"label {name!r} has one value only: this site's rows alone teach nothing, and may still take part"
             found.append(Finding("one_class", words, is_problem=False, column=name))
@@ -416,14 +404,12 @@ class _Look:
             return
         bounds, faults = survival_bounds(label, values)
         for text, is_bad in faults:
-            yield Finding("label_value", f"{text}: correct these rows", is_problem=True, **rows_where(is_bad))
-        is_bad, use = _of_any(faults, len(bounds)), self.use
+            yield Finding("label_value", f"{text}: correct these rows", **rows_where(is_bad))
+        is_bad, use = np.any([np.zeros(len(bounds), bool), *(rows for _, rows in faults)], axis=0), self.use
         yield from self._unlabelled(words_of_label(label), ~is_labelled(bounds) & ~is_bad)
         if use.accepts is not None:
             wrong = is_labelled(bounds) & ~is_bad & ~use.accepts(bounds)
-            if wrong.any():
-                words = f"label {words_of_label(label)!r} must hold {use.label_words}"
-                yield Finding("label_value", words, is_problem=True, **rows_where(wrong))
+            yield from found_in(wrong, "label_value", f"label {words_of_label(label)!r} must hold {use.label_words}")
         if not has_event(bounds).any():
             words = "no row has an event at a known time: this site's rows alone teach little, and " + (
                 "the job takes no such site" if use.needs_events else "may still take part"
@@ -434,17 +420,17 @@ class _Look:
         texts = [text for text in facts.categories if text]
         if texts and all(map(is_yes_or_no, texts)):
             words = f"label {name!r} says yes and no: read them as 1 (it was seen) and 0. Policy key: columns"
-            return Finding("label_text", words, is_problem=True, column=name, options={"columns": {name: YES_NO}})
+            return Finding("label_text", words, column=name, options={"columns": {name: YES_NO}})
         words = (
             f"label {name!r} is no column of numbers: say what each text is, such as 1 for an event and 0 for none. "
         )
-        return Finding("label_text", f"{words}Policy key: columns", is_problem=True, column=name)
+        return Finding("label_text", f"{words}Policy key: columns", column=name)
 
     def _suggested_classes(self, name: str, facts: Facts, found: list[Finding]) -> tuple[str, ...] | None:
         n_classes = len(facts.categories) + facts.n_rare
         if facts.sort is not Sort.CATEGORIES or n_classes > _MOST_CLASSES:
             words = f"label {name!r} is neither numbers nor a few classes: is it the right column?"
-            found.append(Finding("label_text", words, is_problem=True, column=name))
+            found.append(Finding("label_text", words, column=name))
             return None
         rare = f", and {facts.n_rare} more that fewer than {SHOWN_FROM} rows have" if facts.n_rare else ""
         words = f"label {name!r} is text: give the job label_classes, see the draft{rare}"
@@ -461,25 +447,17 @@ class _Look:
         facts = look_at(self.columns[name], self.raw[name], self.spec, is_chosen=False)
         yield from (one for one in facts.findings if one.kind not in ("id", "constant"))
         if facts.values is None:
-            yield Finding("weight", f"weight {name!r} is no column of numbers", is_problem=True, column=name)
+            yield Finding("weight", f"weight {name!r} is no column of numbers", column=name)
             return
-        wrong = ~(facts.values >= 0)
-        if wrong.any():
-            yield Finding(
-                "weight",
-                f"weight {name!r} lacks values, or has negative ones",
-                is_problem=True,
-                column=name,
-                **rows_where(wrong),
-            )
+        words = f"weight {name!r} lacks values, or has negative ones"
+        yield from found_in(~(facts.values >= 0), "weight", words, name)
 
     def _query(self, name: str) -> Iterator[Finding]:
         texts, codes = distinct_texts(self.raw[name].cast(pa.string()))
         absent = np.array([*(text.strip() in ("", *self.spec.missing) for text in texts), True], dtype=bool)
         lacking = absent[codes]
+        yield from found_in(lacking, "query_missing", f"query {name!r} lacks values", name)
         if lacking.any():
-            words = f"query {name!r} lacks values"
-            yield Finding("query_missing", words, is_problem=True, column=name, **rows_where(lacking))
             return
         name = str(self.use.weight)
         if name not in self.columns:
@@ -491,21 +469,18 @@ class _Look:
         one_of_each[codes] = weight
         if not np.array_equal(one_of_each[codes], weight, equal_nan=True):
             words = f"weight {name!r} differs within a query: a query has one weight, the same in each row"
-            yield Finding("query_weight", words, is_problem=True, column=name)
+            yield Finding("query_weight", words, column=name)
 
     def _ids(self, name: str) -> Iterator[Finding]:
         ids = usable_ids(self.raw[name], self.spec)
         lacking = np.array([one is None for one in ids], dtype=np.bool_)
-        if lacking.any():
-            words = f"id {name!r} lacks values, or has invisible characters"
-            yield Finding("id_missing", words, is_problem=True, column=name, **rows_where(lacking))
+        yield from found_in(lacking, "id_missing", f"id {name!r} lacks values, or has invisible characters", name)
         first: dict[str | None, int] = {}
         again = np.array(
             [one is not None and first.setdefault(one, row) != row for row, one in enumerate(ids)], np.bool_
         )
-        if again.any():
-            words = f"id {name!r} names a row again: alignment wants one row for each"
-            yield Finding("id_repeated", words, is_problem=True, column=name, **rows_where(again))
+        words = f"id {name!r} names a row again: alignment wants one row for each"
+        yield from found_in(again, "id_repeated", words, name)
 
     def _draft(
         self,
