@@ -95,7 +95,7 @@ EQUAL_TO_CENTRAL = {
 }
 # Adaptive leaves average the sites' medians; vector leaves are compared with plain because XGBoost cannot list their
 # trees. These are equal to `plain`, not to centralized training. Sampled rows are compared with centralized training in
-# tests/integration/test_row_sampling.py.
+# tests/integration/test_row_floors.py.
 EQUAL_TO_PLAIN = {
     "subsample": ({**LOGISTIC, "subsample": 0.5, "seed": 3}, as_is),
     "absolute_error": ({"objective": "reg:absoluteerror"}, regression),

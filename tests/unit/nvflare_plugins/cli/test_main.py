@@ -19,11 +19,14 @@ import pytest
 import nvflare_plugins.recipes as recipes
 from nvflare_plugins.cli import main as main_module
 from nvflare_plugins.cli import plan as command
+from nvflare_plugins.cli import sites, training
 from nvflare_plugins.cli.main import COMMANDS, Waiting, main, parse
 from nvflare_plugins.cli.options import EXITS, Options
 from nvflare_plugins.flare.kinds import KINDS
 from nvflare_plugins.recipes.recipe import JobRecipe
 from nvflare_plugins.scoring.versions import Version
+from nvflare_plugins.site.flare_boundary import EXTRAS
+from nvflare_plugins.xgb.cuts import CutMode
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -229,3 +232,203 @@ def test_a_bar_is_drawn_on_terminals_alone_and_taken_away(
     assert sys.stdout is out and out.getvalue() == "said\n"
     assert ("veilboost check: [######..................] 25%" in err.getvalue()) == is_drawn
     assert err.getvalue().endswith("\r\x1b[K") == is_drawn
+
+
+# -- what commands import ----------------------------------------------------------------------------------------------
+
+
+HEAVY = {
+    "autodp",
+    "cryptography",
+    "dp_accounting",
+    "grpc",
+    "matplotlib",
+    "numpy",
+    "nvflare",
+    "pandas",
+    "pyarrow",
+    "scipy",
+    "sklearn",
+    "tenseal",
+    "tensorboard",
+    "xgboost",
+}
+# One process for all: what a command finds imported, those before it were allowed as well. No process tries a start.
+PROGRAM = """
+import contextlib, io, json, sys
+from nvflare_plugins.cli.main import main
+loaded = []
+for arguments in json.loads(sys.argv[1]):
+    if "--check" in arguments:
+        sys.modules["nvflare_plugins.cli.site_setup"].start_faults = lambda *of, **named: []
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        try:
+            code = main(arguments)
+        except SystemExit as error:
+            code = error.code
+    loaded.append([code, sorted({name.partition(".")[0] for name in sys.modules})])
+print(json.dumps(loaded))
+"""
+
+
+def heavy_imports(commands: list[list[str]], folder: Path) -> list[tuple[int, set[str]]]:
+    """Return each command's exit code and the heavy libraries that it and those before it import."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(commands)],
+        cwd=folder,
+        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [(code, HEAVY & set(modules)) for code, modules in json.loads(done.stdout)]
+
+
+def test_help_and_wrong_usage_import_nothing_heavy(tmp_path: Path) -> None:
+    asked = [
+        ["--help"],
+        ["chek"],
+        *([name, "--help"] for name in COMMANDS),
+        *([name, "--no-such"] for name in COMMANDS),
+    ]
+    assert {(code in (0, 2), *modules) for code, modules in heavy_imports(asked, tmp_path)} == {(True,)}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    rows = "".join(f"{20 + n % 70},{'red' if n % 3 else 'blue'},{n % 2}\n" for n in range(300))
+    (folder / "rows.csv").write_text("age,colour,died\n" + rows)
+    return folder
+
+
+LIGHT = {"cryptography", "numpy"}  # a tenth of a second together
+FLARE = {*LIGHT, "nvflare", "grpc"}
+WORKSPACE = ["workspace", "--site", "site-1"]
+FEW = [
+    (["verify", "."], 4, LIGHT),
+    (["site-setup", "workspace", "--data-set", "rows=rows.csv"], 0, {*FLARE, "pyarrow"}),
+    (["site-setup", "workspace", "--check"], 0, {*FLARE, "pyarrow"}),
+    (["check", "no_such.csv"], 1, {*FLARE, "pyarrow"}),
+    (["plan", str(ROOT / "jobs/alignment")], 1, {*FLARE, "pyarrow"}),
+    (["plan", str(ROOT / "jobs/private_trees_default")], 0, {*FLARE, "pyarrow", "scipy"}),
+    (["plan", str(ROOT / "jobs/dpboost")], 0, {*FLARE, "pyarrow", "scipy"}),
+]
+OF_A_SITE = [
+    (["registry", *WORKSPACE], 1, {*LIGHT, "pyarrow"}),
+    (["ledger", *WORKSPACE], 1, {*LIGHT, "pyarrow"}),
+    (["models", "--workspace", *WORKSPACE], 0, {*LIGHT, "pyarrow"}),
+    (["check", "rows.csv", "--label", "died"], 0, {*FLARE, "pyarrow", "pandas"}),  # Arrow's, from array to numpy
+]
+
+
+@pytest.mark.parametrize("few", [FEW, OF_A_SITE], ids=["first", "then"])
+def test_commands_import_few_libraries(few: list, site: Path) -> None:
+    for (words, code, allowed), (ended, found) in zip(few, heavy_imports([one[0] for one in few], site), strict=True):
+        assert ended == code, words
+        assert found <= allowed, f"{' '.join(words)} imports {found - allowed}"
+
+
+# -- help and wrong usage need nothing of what subcommands do ----------------------------------------------------------
+
+
+NOT_NEEDED = ("xgboost", "nvflare", "pandas", "numpy", "scipy", "grpc", "cryptography", "pyarrow", "sklearn")
+
+
+@pytest.mark.parametrize("line", ["veilboost ", "veilboost pl", "veilboost plan --ro", "veilboost verify "])
+def test_completion_imports_none_of_the_heavy_packages(line: str) -> None:
+    words = {"COMP_WORDS": line, "COMP_CWORD": str(line.count(" ")), "_VEILBOOST_COMPLETE": "bash_complete"}
+    program = (
+        "import sys\nfrom nvflare_plugins.cli.main import main\n"
+        "try:\n    main()\nfinally:\n"
+        f"    print([name for name in {NOT_NEEDED!r} if name in sys.modules], file=sys.stderr)"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env={**os.environ, **words}, capture_output=True, text=True, check=True)
+    found = [text.partition(",")[2] for text in done.stdout.splitlines()]
+    assert done.stderr == "[]\n"
+    assert set(found) == {
+        "veilboost ": {*COMMANDS},
+        "veilboost pl": {"plan"},
+        "veilboost plan --ro": {"--rounds", "--rows"},
+        "veilboost verify ": {""},
+    }[line] or found == [""]
+
+
+def test_the_commands_are_there_in_their_order() -> None:
+    assert list(COMMANDS) == [
+        "demo",
+        "site-setup",
+        "check",
+        "agree",
+        "plan",
+        "verify",
+        "report",
+        "compare",
+        "predict",
+        "release",
+        "export",
+        "scorecard",
+        "score",
+        "snapshot",
+        "models",
+        "runs",
+        "drift",
+        "dossier",
+        "registry",
+        "forget",
+        "ledger",
+        "backup",
+        "watch",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["plna"], "No such command 'plna'. Did you mean 'plan'?"),
+        (["ledger", "--dataset", "x"], "Did you mean '--data-set'?"),
+        (["check", "x", "--label", "--json"], "argument --label: expected an argument"),
+        (["plan", "--rows"], "argument --rows: expected an argument"),
+        (["plan", "--cuts", "best"], "argument --cuts: 'best' is not one of 'quantile', 'exact'"),
+        (["predict", "m"], "the following arguments are required: DATA"),
+        (["check", "x", "--job", "j", "--label", "y"], "argument --label: not allowed with argument --job"),
+    ],
+)
+def test_wrong_usage_says_what_is_wrong(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    assert end.value.code == 2 and said in capsys.readouterr().err
+
+
+def test_an_option_takes_several_values_up_to_the_next_option() -> None:
+    options = parse(["plan", "--foreign-features", "5", "7", "--rows", "-3", "--foreign-features", "1", "--json"])
+    assert (options.foreign_features, options.rows, options.job) == ([5, 7, 1], -3, None)
+    assert parse(["plan"]).foreign_features is None
+
+
+def test_the_beginning_of_an_option_is_enough_where_no_other_begins_so(capsys: pytest.CaptureFixture[str]) -> None:
+    options = parse(["plan", "--foreign", "5", "7", "--row=3", "--missing"])
+    assert (options.foreign_features, options.rows, options.missing) == ([5, 7], 3, True)
+    with pytest.raises(SystemExit):
+        parse(["plan", "--ro", "3"])
+    assert "No such option '--ro'" in capsys.readouterr().err
+
+
+def test_a_command_prints_json_with_what_it_has_changed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["site-setup", str(tmp_path), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["command"], said["exit_code"], said["warnings"]) == ("site-setup", 0, [])
+    assert said["changes"] == said["lines"] and any("new policy" in one for one in said["changes"])
+
+
+def test_choices_that_are_written_out_are_those_there_are() -> None:
+    assert tuple(mode.value for mode in CutMode) == training.CUT_MODES
+    assert tuple(EXTRAS) == sites.FLARE_EXTRAS
+
+
+@pytest.mark.parametrize("empty", ["", " "])
+def test_a_folder_without_a_name_is_not_the_one_in_use(capsys: pytest.CaptureFixture[str], empty: str) -> None:
+    with pytest.raises(SystemExit):
+        main(["site-setup", "somewhere", "--keep-in", empty])
+    assert "--keep-in: name a folder" in capsys.readouterr().err

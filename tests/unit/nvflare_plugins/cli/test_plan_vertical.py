@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -29,6 +30,7 @@ from nvflare_plugins.kinds.vertical.planner import (
     render_workers,
     sealed_plan_of,
 )
+from nvflare_plugins.recipes.recipe import TuningRecipe, write_folder
 
 RATES = CipherRates(
     encrypt_s=1e-3,
@@ -187,3 +189,36 @@ def test_workers_divide_what_can_be_divided_and_say_what_limits_them() -> None:
         with pytest.raises(ConfigurationError, match="--workers must be from 1"):
             estimate_workers(BASE, RATES, estimate, 0, most)
     assert "5  " in render_workers([five]) and five.workers == 5
+
+
+# -- tunings -----------------------------------------------------------------------------------------------------------
+
+
+REPOSITORY = Path(__file__).parents[4]
+
+
+def cli(*arguments: object) -> int:
+    return main(["plan", *map(str, arguments)])
+
+
+def test_a_tuning_is_priced_by_its_trainings(capsys):
+    folder = REPOSITORY / "jobs" / "tuning"
+    assert cli(folder) == 1 and "--rows and --features" in capsys.readouterr().err
+    assert cli(folder, "--rows", 4999, "--features", 23) == 1 and "fewer than 1,000" in capsys.readouterr().err
+    assert cli(folder, "--rows", 6000, "--features", 23, "--json") == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["tuning"] == 8 * 5 * 50 and figures["seconds"] > 0
+    # Each of 2,000 rounds at least the histograms of a root and of one child, 23 features of 64 bins.
+    assert figures["bytes_sent"] > 2000 * 2 * 23 * 64 * 16
+    assert cli(folder, "--rows", 6000, "--features", 23) == 0
+    shown = capsys.readouterr().out
+    assert "8 trials x 5 folds x 50 rounds = 2,000" in shown and "each at least 1,000 of all sites" in shown
+    assert "its rows are held once\n" in shown
+
+
+def test_a_tuning_by_xgboost_holds_its_rows_once_for_each_fold(capsys, tmp_path):
+    recipe = TuningRecipe(
+        "t", data_set="d", label="y", params={"max_bin": 16}, trials=[{"max_depth": 2}], num_rounds=2, engine="xgboost"
+    )
+    assert cli(write_folder(recipe, tmp_path), "--rows", 6000, "--features", 5) == 0
+    assert "at a site: its rows are held once for each fold" in capsys.readouterr().out

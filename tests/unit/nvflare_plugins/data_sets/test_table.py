@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +10,13 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.data.declaration import DataSet
-from nvflare_plugins.data.table import Table, load_table
+from nvflare_plugins.data.schema import Column, Schema, compare
+from nvflare_plugins.data.table import ComparedColumn, Table, load_table
 from nvflare_plugins.xgb.objectives import objective_facts
 from tests.support.refusals import refused
 
@@ -229,3 +233,80 @@ def test_a_failing_loader_tells_its_type_only(tmp_path: Path, monkeypatch: pytes
 def test_all_missing_and_constant_columns_are_kept(tmp_path: Path) -> None:
     table: Table = load_table(csv(tmp_path, "gap,one,y\n,1,0\n,1,1\n"), label="y")
     assert table.n_missing == (2, 0) and np.isnan(table.features[:, 0]).all()
+
+
+# -- schemas -----------------------------------------------------------------------------------------------------------
+
+
+BASE = Schema((Column("age", "float"), Column("sex", "c", ("f", "m")), Column("bmi", "float")), "y", ("no", "yes"), "w")
+
+
+def test_schema_of_a_table_and_round_trip() -> None:
+    table = Table(
+        features=np.zeros((2, 3), np.float32),
+        feature_names=("age", "sex", "bmi"),
+        feature_types=("float", "c", "float"),
+        label=np.zeros(2, np.float32),
+        label_name="y",
+        weight=np.ones(2, np.float32),
+        weight_name="w",
+        categories={"sex": ("f", "m")},
+        label_classes=("no", "yes"),
+    )
+    assert Schema.of(table) == BASE
+    assert Schema.from_bytes(BASE.to_bytes()) == BASE
+    compare(BASE, Schema.from_bytes(BASE.to_bytes()), "site-2")
+
+
+def columns(*changed: Column) -> tuple[Column, ...]:
+    by_name = {column.name: column for column in changed}
+    return tuple(by_name.get(column.name, column) for column in BASE.columns)
+
+
+DIFFERENCES = [
+    (replace(BASE, columns=(Column("age2", "float"), *BASE.columns[1:])), "'age2' where this site has 'age'"),
+    (replace(BASE, columns=BASE.columns[::-1]), "order differs"),
+    (replace(BASE, columns=BASE.columns[:2]), "only this site has column 'bmi'"),
+    (replace(BASE, columns=(*BASE.columns, Column("hb", "float"))), "only site-2 has column 'hb'"),
+    (replace(BASE, columns=columns(Column("sex", "float"))), "'sex' as numbers, this site as categories"),
+    (replace(BASE, columns=columns(Column("sex", "c", ("f", "x")))), "category 'x' at place 2 where this site has 'm'"),
+    (replace(BASE, columns=columns(Column("sex", "c", ("f", "m", "x")))), "'sex': site-2 has a category list of 3"),
+    (replace(BASE, label="z"), "label 'z'"),
+    (replace(BASE, label_classes=("yes", "no")), "label class 'yes' at place 1"),
+    (replace(BASE, label_classes=None), "label class list of 0"),
+    (replace(BASE, weight=None), "no row weights where this site has weights 'w'"),
+]
+
+
+@pytest.mark.parametrize(("theirs", "said"), DIFFERENCES)
+def test_the_first_difference_is_named(theirs: Schema, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        compare(BASE, theirs, "site-2")
+    with pytest.raises(ConfigurationError):
+        compare(theirs, BASE, "site-1")
+    assert theirs.to_bytes() != BASE.to_bytes()
+
+
+# -- values of which nothing is kept but how they compare --------------------------------------------------------------
+
+
+_NUMBER = st.one_of(
+    st.floats(width=32, allow_nan=False, allow_infinity=False),
+    st.sampled_from([0.0, -0.0, 1.0, 1e-45, -1e-45, float(np.finfo(np.float32).min), float(np.finfo(np.float32).max)]),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.one_of(_NUMBER, st.just(np.nan)), max_size=30), st.lists(_NUMBER, max_size=300))
+def test_stand_ins_compare_as_the_values_do(values: list[float], numbers: list[float]) -> None:
+    column, known = np.array(values, dtype=np.float32), np.unique(np.array(numbers, dtype=np.float32))
+    compared = ComparedColumn.compare(column, known)
+    found = compared.of(slice(None))
+    assert found.dtype == np.float32 and compared.places.itemsize == (1 if known.size < 255 else 2)
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(column))
+    for number in known:
+        np.testing.assert_array_equal(found < number, column < number)
+    is_known = np.isin(column, known)
+    np.testing.assert_array_equal(found[is_known], column[is_known])
+    some = np.arange(len(column)) % 2 == 1
+    np.testing.assert_array_equal(compared.of(some), found[some])

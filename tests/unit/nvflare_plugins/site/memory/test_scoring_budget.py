@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from he_processors.errors import ConfigurationError
-from nvflare_plugins.base.errors import PolicyRefusal
+from he_processors.errors import ConfigurationError, VeilBoostError
+from nvflare_plugins.base.errors import DataRefusal, PolicyRefusal
 from nvflare_plugins.site.memory.budgets import ScoringBudget
+from nvflare_plugins.site.memory.released import SentRows
 from nvflare_plugins.site.memory.store import Memory, counted
-from nvflare_plugins.site.policy import SitePolicy
+from nvflare_plugins.site.policy import SitePolicy, template
 from tests.support.memories import changed, told
+from tests.support.refusals import refused_for
 
 NAMES = ["ann", "bob", "cem"]
 VALUES = np.array([[1, 2], [3, np.nan], [5, 6]], dtype=np.float32)
@@ -152,3 +155,70 @@ def test_callers_at_the_same_time_spend_each_row_once(tmp_path: Path) -> None:
     for one in threads:
         one.join()
     assert bits(tmp_path) == [20, 20, 20]
+
+
+# -- rows whose buckets were sent: two jobs at once send them under one name, or one does not --------------------------
+
+
+ROWS = {"one": ["Größe", "p1", "p2"], "two": ["p2", "p3"]}
+
+
+@pytest.fixture
+def usual_policy(tmp_path: Path) -> SitePolicy:
+    (tmp_path / "local").mkdir()
+    (tmp_path / "local" / "veilboost.json").write_text(template())
+    return SitePolicy.load(tmp_path, "site-1")
+
+
+def at_once(usual_policy: SitePolicy, jobs: dict[str, tuple[str, list[str]]]) -> dict[str, VeilBoostError | None]:
+    """Let jobs (name -> data set, rows) note their rows once all of them were allowed; return how each ended."""
+    barrier = threading.Barrier(len(jobs))
+
+    def take_part(job: str) -> VeilBoostError | None:
+        data_set, ids = jobs[job]
+        sent = SentRows(usual_policy)
+        sent.refuse(ids, data_set)
+        barrier.wait()
+        try:
+            sent.note(job, ids, data_set)
+        except VeilBoostError as error:
+            return error
+        return None
+
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        return dict(zip(jobs, pool.map(take_part, jobs), strict=True))
+
+
+def noted(usual_policy: SitePolicy) -> set[str]:
+    return {job for (job,) in told(Memory.open(usual_policy), "SELECT job_id FROM sent_rows")}
+
+
+def test_of_two_jobs_at_once_on_a_row_under_two_names_one_sends(usual_policy: SitePolicy) -> None:
+    outcomes = at_once(usual_policy, {"a": ("one", ROWS["one"]), "b": ("two", ROWS["two"])})
+    losers = [job for job, outcome in outcomes.items() if outcome is not None]
+    assert len(losers) == 1 and isinstance(outcomes[losers[0]], DataRefusal), outcomes
+    assert noted(usual_policy) == set(outcomes) - set(losers)
+    assert (
+        not SentRows(usual_policy).sent(["p3" if losers == ["b"] else "p1"]).any()
+    )  # nothing of the loser is remembered
+
+
+@pytest.mark.parametrize(
+    "jobs",
+    [
+        {"a": ("one", ["p1", "p2"]), "b": ("one", ["p2", "p3"])},
+        {"a": ("one", ["p1"]), "b": ("two", ["p2"])},
+        {"a": ("one", []), "b": ("two", ["p2"])},
+    ],
+    ids=["one name", "other rows", "no rows"],
+)
+def test_jobs_that_do_not_meet_both_send(usual_policy: SitePolicy, jobs: dict) -> None:
+    assert at_once(usual_policy, jobs) == {"a": None, "b": None}
+    assert noted(usual_policy) == {"a", "b"}
+
+
+def test_the_refusal_is_that_of_a_row_and_tells_no_id(usual_policy: SitePolicy) -> None:
+    SentRows(usual_policy).note("first", ["Größe"], "one")
+    with refused_for("more of them than was paid for") as refusal:
+        SentRows(usual_policy).note("second", ["p1", "Größe"], "two")
+    assert "Größe" not in refusal.value.reason
