@@ -17,7 +17,7 @@ from dp_components.ledger import Ledger
 from dp_components.split_candidates.candidates import FeatureBounds
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
-from nvflare_plugins.kinds.federboost_vertical.job import BucketJob
+from nvflare_plugins.kinds.federboost_vertical.job import BucketJob, Description
 from nvflare_plugins.kinds.federboost_vertical.payment import BucketPayment, plan_of
 from nvflare_plugins.kinds.federboost_vertical.training import run_site
 from nvflare_plugins.kinds.vertical.model import ActivePart, PassivePart, find_part, merge
@@ -357,3 +357,25 @@ def test_impossible_jobs_are_refused(wrong: dict) -> None:
         BucketJob.from_dict({**job().to_dict(), "surprise": 1})
     with pytest.raises(ConfigurationError, match="lacks"):
         BucketJob.from_dict({"data_set": "x"})
+
+
+# -- descriptions ------------------------------------------------------------------------------------------------------
+
+
+GOOD = '{"a": {"low": 0, "high": 1}}'
+
+
+def test_a_description_is_read(tmp_path):
+    path = tmp_path / "x.json"
+    path.write_text(GOOD)
+    assert Description.read(path).names == ("a",)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", "[" * 100_000, GOOD.replace("1", "1" + "0" * 400), GOOD.replace("1", '"1"')]
+)
+def test_anything_else_is_refused_in_words(tmp_path, text):
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    with pytest.raises(ConfigurationError):
+        Description.read(path)

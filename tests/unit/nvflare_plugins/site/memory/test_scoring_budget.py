@@ -11,12 +11,13 @@ import pytest
 
 from he_processors.errors import ConfigurationError, VeilBoostError
 from nvflare_plugins.base.errors import DataRefusal, PolicyRefusal
-from nvflare_plugins.site.memory.budgets import ScoringBudget
+from nvflare_plugins.site.memory.budgets import PredictionBudget, ScoringBudget
 from nvflare_plugins.site.memory.released import SentRows
-from nvflare_plugins.site.memory.store import Memory, counted
+from nvflare_plugins.site.memory.store import PREDICTIONS, Memory, counted, load_counts, save_counts
 from nvflare_plugins.site.policy import SitePolicy, template
 from tests.support.memories import changed, told
 from tests.support.refusals import refused_for
+from tests.support.threads import in_threads
 
 NAMES = ["ann", "bob", "cem"]
 VALUES = np.array([[1, 2], [3, np.nan], [5, 6]], dtype=np.float32)
@@ -222,3 +223,100 @@ def test_the_refusal_is_that_of_a_row_and_tells_no_id(usual_policy: SitePolicy) 
     with refused_for("more of them than was paid for") as refusal:
         SentRows(usual_policy).note("second", ["p1", "Größe"], "two")
     assert "Größe" not in refusal.value.reason
+
+
+# -- predictions -------------------------------------------------------------------------------------------------------
+
+
+def policy_of_predictions(folder, **rules) -> SitePolicy:
+    limits = {"predictions_per_row": 2, "predictions_per_job": 5, **rules}
+    return SitePolicy.from_dict({"vertical": limits}, workspace=folder, site="site-2")
+
+
+def budget_of_predictions(folder, data_set: str = "people", **rules) -> PredictionBudget:
+    """Open it anew, as every job does."""
+    return PredictionBudget(policy_of_predictions(folder, **rules), data_set)
+
+
+def test_rows_are_counted_over_jobs_in_any_order(tmp_path):
+    budget_of_predictions(tmp_path).charge(["ann", "bob"])
+    budget_of_predictions(tmp_path).charge(["cid", "ann"])
+    with pytest.raises(PolicyRefusal, match=r"vertical\.predictions_per_row"):
+        budget_of_predictions(tmp_path).charge(["dan", "ann"])
+    budget_of_predictions(tmp_path).charge(["bob", "dan"])  # dan was not charged by the refused job
+    budget_of_predictions(tmp_path).charge(["dan"])
+    with pytest.raises(PolicyRefusal):
+        budget_of_predictions(tmp_path).charge(["dan"])
+
+
+def test_a_check_refuses_what_a_charge_would_and_spends_nothing(tmp_path):
+    for _ in range(5):
+        budget_of_predictions(tmp_path).check(["ann", "bob"])
+    budget_of_predictions(tmp_path).charge(["ann", "ann"])
+    budget_of_predictions(tmp_path).check(["bob"])
+    for rows in (["ann"], [str(i) for i in range(6)]):
+        with pytest.raises(PolicyRefusal):
+            budget_of_predictions(tmp_path).check(rows)
+
+
+def test_rows_of_one_job_are_limited(tmp_path):
+    with pytest.raises(PolicyRefusal, match=r"vertical\.predictions_per_job"):
+        budget_of_predictions(tmp_path).charge([str(i) for i in range(6)])
+    budget_of_predictions(tmp_path).charge([str(i) for i in range(5)])
+
+
+def test_a_row_that_comes_twice_counts_twice(tmp_path):
+    budget_of_predictions(tmp_path).charge(["ann", "ann"])
+    with pytest.raises(PolicyRefusal):
+        budget_of_predictions(tmp_path).charge(["ann"])
+
+
+def test_data_sets_have_budgets_of_their_own(tmp_path):
+    budget_of_predictions(tmp_path).charge(["ann", "ann"])
+    budget_of_predictions(tmp_path, "others").charge(["ann"])
+
+
+def test_a_refusal_names_no_row_and_no_number(tmp_path):
+    budget_of_predictions(tmp_path).charge(["ann-4711"] * 2)
+    with pytest.raises(PolicyRefusal) as caught:
+        budget_of_predictions(tmp_path).charge(["ann-4711", "bob", "cid"])
+    assert "4711" not in str(caught.value) and "bob" not in str(caught.value)
+    assert not any(digit in str(caught.value).replace("site-2", "") for digit in "0123456789")
+
+
+def test_no_id_is_stored(tmp_path):
+    budget_of_predictions(tmp_path).charge(["a-very-secret-person"])
+    assert b"a-very-secret-person" not in Memory.open(policy_of_predictions(tmp_path)).path.read_bytes()
+
+
+def test_simultaneous_jobs_lose_no_charge(tmp_path):
+    outcomes = []
+
+    def charge() -> None:
+        try:
+            budget_of_predictions(tmp_path, predictions_per_row=7).charge(["ann", "bob"])
+            outcomes.append(True)
+        except PolicyRefusal:
+            outcomes.append(False)
+
+    in_threads(lambda _: charge(), range(10))
+    assert sorted(outcomes) == [False] * 3 + [True] * 7
+
+
+@pytest.mark.parametrize("damage", ["one number more", "a count below none", "rows twice", "an array lost"])
+def test_damage_is_noticed(tmp_path, damage):
+    budget_of_predictions(tmp_path).charge(["ann", "bob"])
+    memory = Memory.open(policy_of_predictions(tmp_path))
+    with memory.transaction() as db:
+        stored = load_counts(db, PREDICTIONS, counted("people"))
+        if damage == "one number more":
+            stored["counts"] = np.append(stored["counts"], 1)
+        elif damage == "a count below none":
+            stored["counts"][0] = -1
+        elif damage == "rows twice":
+            stored["keys"][:] = 7
+        save_counts(db, PREDICTIONS, counted("people"), stored)
+        if damage == "an array lost":
+            db.execute("DELETE FROM row_counts WHERE name = 'counts'")
+    with pytest.raises(ConfigurationError, match="Restore it from a backup"):
+        budget_of_predictions(tmp_path).charge(["cid"])
