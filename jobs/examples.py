@@ -23,7 +23,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -37,44 +37,13 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins import recipes
 from nvflare_plugins.base.files import make_folder
 from nvflare_plugins.kinds.vertical.model import ACTIVE_FILE, PASSIVE_FILE
-from nvflare_plugins.recipes.examples import (
-    CREDIT,
-    CREDIT_BOUNDS,
-    DATA_SETS,
-    ID,
-    LABEL,
-    LOAN_COLUMNS,
-    LOANS,
-    PARTS,
-    PARTS_TEST,
-    PATIENT_BOUNDS,
-    PATIENTS,
-    SEARCHES,
-    SEARCHES_TEST,
-    SIMULATED,
-    SITES,
-    STAYS,
-    STAYS_TEST,
-    breast_cancer,
-    deal_breast_cancer,
-    deal_columns,
-    invented_credit,
-    put_on_cluster,
-    write_breast_cancer,
-    write_credit,
-    write_loan_columns,
-    write_parts,
-    write_patients,
-    write_searches,
-    write_stays,
-)
+from nvflare_plugins.recipes import examples as made
 from nvflare_plugins.recipes.recipe import write_folder
 from nvflare_plugins.site.policy_values import FOLDERS, POLICY_FILE
 from nvflare_plugins.site.setup import SetupOptions, set_up
 
 FOLDER = Path(__file__).resolve().parent
 TRAINING = "vertical_paillier"
-_PURE_BUDGET = {"epsilon": 5.0, "delta": 1e-6, "pure_epsilon": 4.5}
 
 
 # -- the sites' data --------------------------------------------------------------------------------------------------
@@ -91,84 +60,63 @@ class Table:
     """
 
     rows: pd.DataFrame | None = None
-    label: str = LABEL
-    n_sites: int = len(SITES)
+    label: str = made.LABEL
+    n_sites: int = len(made.SITES)
 
-    def sites(self, folder: Path) -> dict[str, Path]:
+    def folders(self, folder: Path) -> list[Path]:
         """Return each site's folder below one."""
-        return {f"site-{number + 1}": folder / f"site-{number + 1}" for number in range(self.n_sites)}
+        return [folder / f"site-{number + 1}" for number in range(self.n_sites)]
 
 
 DataSets = dict[str, dict[str, Any]]
 """Names of data sets -> what the sites' policies say of them."""
 
 
-def _of(folder: Path, file: str, **more: object) -> dict[str, Any]:
-    return {"path": str(folder.absolute() / "{site}" / file), **more}
+def _named(folder: Path, *names: str) -> DataSets:
+    known = made.data_sets(folder)
+    return {name: known[name] for name in names}
 
 
-def _horizontal(folder: Path, table: Table) -> DataSets:
-    write_breast_cancer(table.sites(folder))
-    return {"breast": _of(folder, "breast_train.csv"), "breast_test": _of(folder, "breast_test.csv")}
+def _invented(write: Callable[[Sequence[Path]], None], *names: str) -> Callable[[Path, Table], DataSets]:
+    """Return what writes rows that no table of the caller's replaces, of data sets of these names."""
+
+    def data(folder: Path, table: Table) -> DataSets:
+        write(table.folders(folder))
+        return _named(folder, *names)
+
+    return data
 
 
 def _rows(folder: Path, table: Table) -> DataSets:
-    return {name: {"path": path} for name, path in deal_breast_cancer(folder, "breast").items()}
+    made.deal_rows(made.breast_cancer(), table.folders(folder), "breast")
+    return {"breast": {"path": str(folder.absolute() / "{site}" / "breast.csv")}}
 
 
 def _columns(folder: Path, table: Table) -> DataSets:
-    rows = breast_cancer() if table.rows is None else table.rows
+    rows = made.breast_cancer() if table.rows is None else table.rows
     if table.label not in rows:
         raise ConfigurationError(f"the table has no column {table.label!r}: name its label with --label")
-    deal_columns(rows, table.label, list(table.sites(folder).values()), DATA_SETS)
-    return {name: _of(folder, f"{name}.csv", id=ID) for name in DATA_SETS}
+    made.deal_columns(rows, table.label, table.folders(folder))
+    return _named(folder, *made.DATA_SETS)
 
 
 def _columns_of_training(folder: Path, table: Table) -> DataSets:
-    return {DATA_SETS[1]: _of(folder, f"{DATA_SETS[1]}.csv", id=ID)}
+    return _named(folder, made.DATA_SETS[1])
 
 
 def _loans(folder: Path, table: Table) -> DataSets:
-    rows = invented_credit(6_000) if table.rows is None else table.rows
-    write_credit(rows, list(table.sites(folder).values()), LOANS)
-    return {LOANS: _of(folder, f"{LOANS}.parquet")}
-
-
-def _stays(folder: Path, table: Table) -> DataSets:
-    write_stays(list(table.sites(folder).values()))
-    return {name: _of(folder, f"{name}.parquet") for name in (STAYS, STAYS_TEST)}
-
-
-def _searches(folder: Path, table: Table) -> DataSets:
-    write_searches(list(table.sites(folder).values()))
-    return {name: _of(folder, f"{name}.parquet") for name in (SEARCHES, SEARCHES_TEST)}
-
-
-def _loan_columns(folder: Path, table: Table) -> DataSets:
-    write_loan_columns(list(table.sites(folder).values()))
-    return {LOAN_COLUMNS: _of(folder, f"{LOAN_COLUMNS}.parquet", id="loan")}
+    rows = made.invented_credit(6_000) if table.rows is None else table.rows
+    made.write_credit(rows, table.folders(folder), made.LOANS)
+    return _named(folder, made.LOANS)
 
 
 def _credit(folder: Path, table: Table) -> DataSets:
-    rows = invented_credit() if table.rows is None else table.rows
-    lacking = [name for name in (*CREDIT_BOUNDS, "label") if name not in rows]
+    rows = made.invented_credit() if table.rows is None else table.rows
+    lacking = [name for name in (*made.CREDIT_BOUNDS, "label") if name not in rows]
     if lacking:
         raise ConfigurationError(f"the table lacks the columns {', '.join(lacking)}")
-    write_credit(rows, list(table.sites(folder).values()))
-    return {CREDIT: _of(folder, f"{CREDIT}.parquet", privacy={"epsilon": 2.0, "delta": 1e-5})}
-
-
-def _patients(folder: Path, table: Table) -> DataSets:
-    write_patients(folder)
-    return {PATIENTS: _of(folder, f"{PATIENTS}.csv", id="patient", privacy=_PURE_BUDGET)}
-
-
-def _parts(folder: Path, table: Table) -> DataSets:
-    write_parts(folder)
-    return {
-        PARTS: _of(folder, f"{PARTS}.csv", id="patient", privacy=_PURE_BUDGET),
-        PARTS_TEST: _of(folder, f"{PARTS_TEST}.csv", id="patient"),  # not trained on, for a job of inference
-    }
+    made.write_credit(rows, table.folders(folder), made.CREDIT)
+    return {made.CREDIT: {**made.data_sets(folder)[made.CREDIT], "privacy": {"epsilon": 2.0, "delta": 1e-5}}}
 
 
 # -- the jobs ---------------------------------------------------------------------------------------------------------
@@ -193,9 +141,9 @@ def _vertical(profile: str, preset: str, *consents: str) -> Example:
     recipe = partial(
         recipes.VerticalXGBRecipe,
         active="site-1",
-        data_set=DATA_SETS[0],
-        eval_data_set=DATA_SETS[1],
-        label=LABEL,
+        data_set=made.DATA_SETS[0],
+        eval_data_set=made.DATA_SETS[1],
+        label=made.LABEL,
         alignment="first",
         params={
             "objective": "binary:logistic",
@@ -221,17 +169,17 @@ def _horizontal_under(profile: str, **policy: Any) -> Example:
         num_rounds=10,
         profile=profile,
     )
-    return Example(recipe, _horizontal, policy)
+    return Example(recipe, _invented(made.write_breast_cancer, "breast", "breast_test"), policy)
 
 
 def _private_trees(method: str, trust: str, profile: str) -> Example:
     recipe = partial(
         recipes.PrivateTreesRecipe,
-        data_set=CREDIT,
+        data_set=made.CREDIT,
         label="label",
         epsilon=0.5,
         delta=1e-6,
-        feature_bounds=CREDIT_BOUNDS,
+        feature_bounds=made.CREDIT_BOUNDS,
         method=method,
         trust=trust,
     )
@@ -239,8 +187,8 @@ def _private_trees(method: str, trust: str, profile: str) -> Example:
 
 
 def _inference(action: str, *consents: str) -> Example:
-    rows: dict[str, Any] = {} if action == "merge" else {"data_set": DATA_SETS[1], "alignment": "first"}
-    recipe = partial(recipes.VerticalInferenceRecipe, model=SIMULATED, action=action, **rows)
+    rows: dict[str, Any] = {} if action == "merge" else {"data_set": made.DATA_SETS[1], "alignment": "first"}
+    recipe = partial(recipes.VerticalInferenceRecipe, model=made.SIMULATED, action=action, **rows)
     return Example(recipe, _columns_of_training, {"consents": dict.fromkeys(consents, True)})
 
 
@@ -253,25 +201,25 @@ EXAMPLES: dict[str, Example] = {
     "survival": Example(
         partial(
             recipes.HorizontalXGBRecipe,
-            data_set=STAYS,
-            eval_data_set=STAYS_TEST,
+            data_set=made.STAYS,
+            eval_data_set=made.STAYS_TEST,
             label={"time": "days", "event": "readmitted"},
             params={"objective": "survival:aft", "eval_metric": "aft-nloglik", "base_score": 180.0, "max_depth": 3},
             num_rounds=20,
         ),
-        _stays,
+        _invented(made.write_stays, made.STAYS, made.STAYS_TEST),
     ),
     "ranking": Example(
         partial(
             recipes.HorizontalXGBRecipe,
-            data_set=SEARCHES,
-            eval_data_set=SEARCHES_TEST,
+            data_set=made.SEARCHES,
+            eval_data_set=made.SEARCHES_TEST,
             label="relevance",
             query="search",
             params={"objective": "rank:ndcg", "eval_metric": ["ndcg@5", "ndcg"], "max_depth": 3, "eta": 0.3},
             num_rounds=20,
         ),
-        _searches,
+        _invented(made.write_searches, made.SEARCHES, made.SEARCHES_TEST),
     ),
     # The preset exact equals centralized training, and every passive party's policy must consent to it.
     "vertical_paillier": _vertical("paillier", "exact", "exact_bins"),
@@ -281,7 +229,7 @@ EXAMPLES: dict[str, Example] = {
     "vertical_predict": _inference("predict"),
     "vertical_explain": _inference("explain", "explain"),
     "vertical_merge": _inference("merge", "merge_model"),
-    "alignment": Example(partial(recipes.AlignmentRecipe, data_sets=DATA_SETS), _columns),
+    "alignment": Example(partial(recipes.AlignmentRecipe, data_sets=made.DATA_SETS), _columns),
     "private_trees_default": _private_trees("default", "distributed", "dp_distributed"),
     "private_trees_dp_ebm": _private_trees("dp_ebm_newton", "trusted_aggregator", "dp_trusted"),
     "bagging": Example(
@@ -303,7 +251,7 @@ EXAMPLES: dict[str, Example] = {
     "selection": Example(
         partial(
             recipes.SelectionRecipe,
-            data_set=LOANS,
+            data_set=made.LOANS,
             label="label",
             params={"objective": "binary:logistic", "eval_metric": "auc", "max_bin": 64, "max_depth": 3},
             folds=4,
@@ -315,7 +263,7 @@ EXAMPLES: dict[str, Example] = {
     "tuning": Example(
         partial(
             recipes.TuningRecipe,
-            data_set=LOANS,
+            data_set=made.LOANS,
             label="label",
             params={"objective": "binary:logistic", "eval_metric": "logloss", "max_bin": 64},
             search={
@@ -335,8 +283,8 @@ EXAMPLES: dict[str, Example] = {
     "vertical_tuning": Example(
         partial(
             recipes.VerticalTuningRecipe,
-            active=SITES[0],
-            data_set=LOAN_COLUMNS,
+            active=made.SITES[0],
+            data_set=made.LOAN_COLUMNS,
             label="label",
             alignment="first",
             params={"objective": "binary:logistic", "eval_metric": "logloss", "max_bin": 32},
@@ -345,24 +293,24 @@ EXAMPLES: dict[str, Example] = {
             num_rounds=5,
             profile="elgamal",
         ),
-        _loan_columns,
+        _invented(made.write_loan_columns, made.LOAN_COLUMNS),
         {"allowed_profiles": ["elgamal"], "consents": {"exact_bins": True, "tuning": 3 * 3 * 5}},
     ),
     # Few features with round public bounds, few and flat trees, as few rows ask for.
     "dpboost": Example(
         partial(
             recipes.DpBoostRecipe,
-            data_set=PATIENTS,
+            data_set=made.PATIENTS,
             label="target",
             epsilon=4.0,
-            feature_bounds=PATIENT_BOUNDS,
+            feature_bounds=made.PATIENT_BOUNDS,
             n_trees=10,
             depth=3,
             trees_per_ensemble=5,
             learning_rate=0.3,
             n_candidates=16,
         ),
-        _patients,
+        _invented(made.write_patients, made.PATIENTS),
         {"allowed_profiles": ["dp_trusted"]},
     ),
     # The consent is for the active party alone, which simulated sites share their policy with: nothing protects its
@@ -370,14 +318,14 @@ EXAMPLES: dict[str, Example] = {
     "federboost_vertical": Example(
         partial(
             recipes.FederBoostVerticalRecipe,
-            data_set=PARTS,
-            active=SITES[0],
+            data_set=made.PARTS,
+            active=made.SITES[0],
             label="target",
             epsilon=4.0,
             num_rounds=20,
             params={"objective": "binary:logistic", "max_depth": 3, "eta": 0.3},
         ),
-        _parts,
+        _invented(made.write_parts, made.PARTS, made.PARTS_TEST),
         {"allowed_profiles": ["dp_local"], "consents": {"exact_use_of_budgeted_data": True}, "inputs": "{data}/{site}"},
     ),
 }
@@ -414,7 +362,9 @@ def place_parts(training: Path, inputs: Path) -> None:
     Raises:
         ConfigurationError: no model was trained there.
     """
-    runs = {path.parents[2].name: path.parent for path in training.glob(f"*/{FOLDERS['runs']}/{SIMULATED}/policy.json")}
+    runs = {
+        path.parents[2].name: path.parent for path in training.glob(f"*/{FOLDERS['runs']}/{made.SIMULATED}/policy.json")
+    }
     if not runs:
         raise ConfigurationError(
             f"{training} holds no trained model. Remedy: run the training in this workspace first, or name another "
@@ -423,7 +373,7 @@ def place_parts(training: Path, inputs: Path) -> None:
     make_folder(inputs)
     for site, run in runs.items():
         part = run / ACTIVE_FILE if (run / ACTIVE_FILE).exists() else run / PASSIVE_FILE
-        shutil.copy(part, inputs / f"{SIMULATED}.{site}.json")
+        shutil.copy(part, inputs / f"{made.SIMULATED}.{site}.json")
 
 
 # -- the command ------------------------------------------------------------------------------------------------------
@@ -433,13 +383,15 @@ def place_parts(training: Path, inputs: Path) -> None:
 @click.argument("name", metavar="[NAME]", type=click.Choice(list(EXAMPLES)), required=False, help=", ".join(EXAMPLES))
 @click.option("--workspace", metavar="DIR", type=Path, help="run the job in the simulator, below this folder")
 @click.option("--file", metavar="FILE", type=Path, help="a table of your own for all sites")
-@click.option("--label", default=LABEL, help="label column of the table of a vertical job")
-@click.option("--parties", type=int, default=len(SITES), help="parties to deal a vertical job's columns to; default 3")
+@click.option("--label", default=made.LABEL, help="label column of the table of a vertical job")
+@click.option(
+    "--parties", type=int, default=len(made.SITES), help="parties to deal a vertical job's columns to; default 3"
+)
 @click.option("--workers", type=int, metavar="N", help="give site-2 a Dask cluster of N workers on this machine")
 @click.option("--training", default=TRAINING, help="folder of the training whose model is used, in the workspace")
 @click.option("--data", metavar="DIR", type=Path, help="write the sites' files below this folder")
 @click.option("--write", is_flag=True, help="write every job folder anew")
-@click.option("--model", default=SIMULATED, metavar="JOB_ID", help="the training that written job folders name")
+@click.option("--model", default=made.SIMULATED, metavar="JOB_ID", help="the training that written job folders name")
 def main(name: str | None, **given: Any) -> None:
     """Do what the command line asks for."""
     try:
@@ -468,7 +420,7 @@ def _write(model: str) -> Iterable[str]:
 def _table(name: str, given: Mapping[str, Any]) -> Table:
     file, data = given["file"], EXAMPLES[name].data
     is_vertical = name.startswith("vertical_") and data is _columns
-    if not is_vertical and (given["label"] != LABEL or given["parties"] != len(SITES)):
+    if not is_vertical and (given["label"] != made.LABEL or given["parties"] != len(made.SITES)):
         raise ConfigurationError("--label and --parties belong to vertical trainings")
     if file is None:
         return Table(None, given["label"], given["parties"])
@@ -491,7 +443,7 @@ def _run(name: str, given: Mapping[str, Any], table: Table) -> None:
     if EXAMPLES[name].data is _columns_of_training:
         place_parts(given["workspace"] / given["training"], workspace / "local" / "inputs")
     if given["workers"] is not None:
-        put_on_cluster(workspace, "site-2", given["workers"])
+        made.put_on_cluster(workspace, "site-2", given["workers"])
     job.execute(SimEnv(num_clients=table.n_sites, workspace_root=str(given["workspace"])))
 
 

@@ -38,7 +38,7 @@ from nvflare.fuel.flare_api.flare_api import (
 
 from nvflare_plugins.base.files import copy_folder, make_folder, write_private_table
 from nvflare_plugins.flare.components import ignore_settings_here
-from nvflare_plugins.recipes.examples import DATA_SETS, LABEL, breast_cancer, deal_columns, write_breast_cancer
+from nvflare_plugins.recipes.examples import LABEL, breast_cancer, deal_columns, write_breast_cancer
 from nvflare_plugins.recipes.poc_env import wait_for_sites
 from nvflare_plugins.site.setup import set_up
 
@@ -105,7 +105,7 @@ class Poc:
         template = (HERE / "project.yml").read_text()
         project.write_text(template.replace(f"fed_learn_port: {DEFAULT_PORT}", f"fed_learn_port: {self.port}"))
         self._nvflare("poc", "prepare", "-i", str(project), "--force")
-        SCENARIOS[self.scenario].write_data({site: self.folder / "data" / site for site in SITES})
+        SCENARIOS[self.scenario].write_data([self.folder / "data" / site for site in SITES])
         for site in SITES:
             policy = HERE / "site_policies" / self.scenario / f"{site}.json"  # its paths lead to that folder
             shutil.copy(policy, self.kits / site / "local" / "veilboost.json")
@@ -191,17 +191,17 @@ class Poc:
             raise RuntimeError(f"nvflare {' '.join(arguments)} failed ({outcome}):\n{log.read_text()[-4000:]}")
 
 
-def write_columns(folders: dict[str, Path]) -> None:
+def write_columns(folders: Sequence[Path]) -> None:
     """Write each site its columns of the same set, with ids; every site lacks some rows that others have."""
-    deal_columns(breast_cancer(), LABEL, list(folders.values()), DATA_SETS)
+    deal_columns(breast_cancer(), LABEL, folders)
 
 
-def write_invented_credit(folders: dict[str, Path]) -> None:
+def write_invented_credit(folders: Sequence[Path]) -> None:
     """Write each site rows with the columns of the private job, invented within their public bounds."""
     random = np.random.default_rng(0)
     config = json.loads((JOBS / "private_trees_default" / "app" / "config" / "config_fed_server.json").read_text())
     bounds = config["workflows"][0]["args"]["job"]["feature_bounds"]
-    for folder in folders.values():
+    for folder in folders:
         columns = {name: random.integers(low, high + 1, _N_INVENTED) for name, (low, high) in bounds.items()}
         risk = (columns["PAY_0"] + random.normal(scale=3.0, size=_N_INVENTED)) > 4
         make_folder(folder)
@@ -220,7 +220,7 @@ class Step:
 class Scenario:
     """Data, and jobs one after the other; the policies lie in ``site_policies``."""
 
-    write_data: Callable[[dict[str, Path]], None]
+    write_data: Callable[[Sequence[Path]], None]
     steps: tuple[Step, ...]
 
 

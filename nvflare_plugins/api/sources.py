@@ -5,32 +5,26 @@ And what the tables of all sites have in common, and what of them no reader make
 
 from __future__ import annotations
 
+import codecs
+import copy
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.checks import shown
 from nvflare_plugins.base.files import make_folder, write_private_table
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-
-import copy
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
-
-import numpy as np
-import pandas as pd
-
 from nvflare_plugins.base.formatting import near_name
 from nvflare_plugins.cli.check import sentence
 from nvflare_plugins.cli.demo import task_of
-from nvflare_plugins.data.declaration import DataSet
+from nvflare_plugins.data.declaration import ENCODINGS, DataSet, format_of
 from nvflare_plugins.data.labels import Label, columns_of
 from nvflare_plugins.survey.agreement import SiteDraft
 from nvflare_plugins.survey.columns import Column, Finding, IdShape, Use, look_at
@@ -111,9 +105,6 @@ Source: TypeAlias = "pd.DataFrame | str | Path | Reader"
 
 def _encoding(name: str) -> str:
     """Return the policy's name of an encoding that Python knows by several."""
-    import codecs
-
-    from nvflare_plugins.data.declaration import ENCODINGS
 
     def canonical(one: str) -> str:
         try:
@@ -175,20 +166,14 @@ def reader_of(site: str, source: object, folder: Path, name: str) -> Reader:
 
 
 def _known_format(path: Path) -> dict[str, str]:
-    from nvflare_plugins.data.declaration import format_of
-
     found = "parquet" if path.is_dir() else format_of(path)
     return {} if found is None else {"format": found}
 
 
 def _frame(site: str, source: object) -> pd.DataFrame:
-    import pandas as pd
-
     if isinstance(source, pd.DataFrame):
         frame = source.copy(deep=False)
     elif hasattr(source, "__arrow_c_stream__") and not isinstance(source, pd.Series):  # polars, Arrow
-        import pyarrow as pa
-
         frame = pa.table(source).to_pandas()
     else:
         raise ConfigurationError(
@@ -207,8 +192,6 @@ def _frame(site: str, source: object) -> pd.DataFrame:
 
 
 def _plain_column(site: str, column: pd.Series) -> pd.Series:
-    import pandas as pd
-
     values = column.dropna()
     if any(isinstance(value, (list, dict, set, tuple, bytes)) for value in values):
         raise ConfigurationError(f"{site}: column {column.name!r} holds lists or other objects: give numbers or texts")

@@ -28,7 +28,7 @@ from nvflare_plugins.cli.options import (
     option,
     own_policy,
 )
-from nvflare_plugins.data.declaration import ANSWERS, DataSet, IdForm, SnapshotSource
+from nvflare_plugins.data.declaration import ANSWERS, DataSet, IdForm, SnapshotSource, snapshots_in
 from nvflare_plugins.site.policy_values import Consents
 from nvflare_plugins.site.profiles import PROFILES
 
@@ -401,7 +401,6 @@ def snapshot(options: Options) -> int:
     older one, or two months beside each other, names the file itself. It needs the extra ``snapshot`` and the driver of
     the database.
     """
-    from nvflare_plugins.data.declaration import snapshots_in
     from nvflare_plugins.site.snapshot import take_snapshot
 
     policy = own_policy(options)

@@ -32,6 +32,7 @@ from nvflare_plugins.attempt.job_context import Job, attempts_of, goes_on_withou
 from nvflare_plugins.base.checks import checked_sites, shown
 from nvflare_plugins.base.errors import machine_failure, reason_of, time_mends
 from nvflare_plugins.evidence.format import is_name
+from nvflare_plugins.flare import timeouts
 from nvflare_plugins.flare.attempt import FAILED, RESULT_FOLDER, ServedJob, ServerAttempt, note_refusal
 from nvflare_plugins.flare.kept_jobs import (
     TOPIC_LIVES,
@@ -45,19 +46,6 @@ from nvflare_plugins.flare.kinds import kind_of
 from nvflare_plugins.flare.loading import MOST_CHARS, TOPIC_FAULT, note_step
 from nvflare_plugins.flare.metrics import MetricsFile, ServerMetrics, metrics_folder
 from nvflare_plugins.flare.presence import Presence
-from nvflare_plugins.flare.timeouts import (
-    ABORT_GRACE_S,
-    EXPIRE_POLL_S,
-    GIVE_UP_AFTER_S,
-    GO_ON_AFTER_S,
-    PAUSE_LINE_S,
-    REMIND_INTERVAL_S,
-    SILENCE_LIMIT_S,
-    START_SILENCE_S,
-    START_TIMEOUT_S,
-    exchange_deadline_s,
-    transfer_s,
-)
 from nvflare_plugins.flare.transport import CHANNEL
 from nvflare_plugins.pooled.processors import check_plugin
 from nvflare_plugins.site.flare_boundary import check_set_up, check_tracking
@@ -164,7 +152,7 @@ class JobController(Controller):
             on_result = lambda client_task, fl_ctx: deaf.discard(client_task.client.name)  # noqa: E731
             task = Task(name=TRAIN_TASK, data=data, result_received_cb=on_result)
             self.broadcast(task=task, fl_ctx=fl_ctx, targets=sorted(deaf), min_responses=0)
-            deadline = time.monotonic() + START_TIMEOUT_S
+            deadline = time.monotonic() + timeouts.START_TIMEOUT_S
             while deaf and not abort_signal.triggered and time.monotonic() < deadline:
                 time.sleep(self._task_check_period)
             self.cancel_task(task)
@@ -187,7 +175,7 @@ class JobController(Controller):
     def _be_patient(self, waits_s: float | None) -> None:
         """Have FLARE end the job for want of sites no sooner than the job itself does."""
         if waits_s is not None and self.communicator is not None:
-            self.communicator._dead_client_grace = waits_s + SILENCE_LIMIT_S
+            self.communicator._dead_client_grace = waits_s + timeouts.SILENCE_LIMIT_S
 
     def _wait_for_sites(self, abort_signal: Signal) -> list[Client]:
         """Return the clients that take part, by name; none if the job was aborted meanwhile.
@@ -196,7 +184,7 @@ class JobController(Controller):
             ConfigurationError: they are not there in time, or are not named as a list.
         """
         named = checked_sites(self.sites)
-        deadline = time.monotonic() + START_TIMEOUT_S
+        deadline = time.monotonic() + timeouts.START_TIMEOUT_S
         while not abort_signal.triggered:
             clients = {client.name: client for client in self._engine.get_clients()}
             wanted = named or sorted(clients)
@@ -206,7 +194,9 @@ class JobController(Controller):
             if time.monotonic() > deadline:
                 enough = f"{len(wanted)} of the {self.min_clients} that min_clients asks for"
                 what = f"missing: {', '.join(missing)}" if missing else enough
-                raise ConfigurationError(f"the job's sites were not there within {START_TIMEOUT_S:.0f} s ({what})")
+                raise ConfigurationError(
+                    f"the job's sites were not there within {timeouts.START_TIMEOUT_S:.0f} s ({what})"
+                )
             time.sleep(0.5)
         return []
 
@@ -236,8 +226,8 @@ class JobController(Controller):
             job_id,
             job.profile,
             folder=self._run_folder(fl_ctx) / RESULT_FOLDER,
-            deadline_s=exchange_deadline_s(job),
-            transfer_s=None if job.deadline_s else transfer_s,
+            deadline_s=timeouts.exchange_deadline_s(job),
+            transfer_s=None if job.deadline_s else timeouts.transfer_s,
             on_sum=on_sum,
             metrics=self._metrics(job, job_id),
             open_plugin=self._open_plugin(job),
@@ -294,7 +284,7 @@ class JobController(Controller):
                 if pause.is_over:
                     raise
                 pause.tell(["the server"], reason_of(error))
-            time.sleep(EXPIRE_POLL_S)
+            time.sleep(timeouts.EXPIRE_POLL_S)
 
     def _presence(self, clients: list[Client], site_cells: Mapping[str, str]) -> Presence:
         tokens = {client.name: client.token for client in clients}
@@ -360,7 +350,7 @@ class JobController(Controller):
             left = [site for site in members if site not in absent]
             if not absent:
                 return members
-            patience_s = GO_ON_AFTER_S if set(absent) <= set(attempt.lost) else GIVE_UP_AFTER_S
+            patience_s = timeouts.GO_ON_AFTER_S if set(absent) <= set(attempt.lost) else timeouts.GIVE_UP_AFTER_S
             if may_go_on and len(left) >= max(2, self.min_clients) and now - began > min(patience_s, waits_s):
                 return left
             if abort_signal.triggered:
@@ -369,10 +359,10 @@ class JobController(Controller):
             pause.tell(absent, attempt.reason or "")
             if pause.is_over:
                 return f"not back within lost_site_deadline_s ({waits_s:g} s): {', '.join(absent)}"
-            if now - reminded > REMIND_INTERVAL_S:
+            if now - reminded > timeouts.REMIND_INTERVAL_S:
                 attempt.remind()
                 reminded = now
-            time.sleep(min(EXPIRE_POLL_S, self._task_check_period))
+            time.sleep(min(timeouts.EXPIRE_POLL_S, self._task_check_period))
 
     def _on_life(self, message: Message) -> None:
         """Take from this server's own FLARE process that it had a heartbeat of a site's."""
@@ -446,7 +436,7 @@ class JobController(Controller):
 
         A site whose process still starts then is to hear why, too; where the job waits, it would else not be heard of.
         """
-        start_s = START_TIMEOUT_S if presence is None else START_SILENCE_S
+        start_s = timeouts.START_TIMEOUT_S if presence is None else timeouts.START_SILENCE_S
         give_up_at, started_by = float("inf"), time.monotonic() + start_s
         while attempt.awaited:
             heard, replaced = ([], []) if presence is None else (presence.heard(), presence.replaced())
@@ -464,10 +454,10 @@ class JobController(Controller):
                 break
             now = time.monotonic()
             if attempt.reason is not None and (give_up_at == float("inf") or (attempt.starting and now < started_by)):
-                give_up_at = now + ABORT_GRACE_S
+                give_up_at = now + timeouts.ABORT_GRACE_S
             if now > give_up_at:
                 break
-            time.sleep(min(EXPIRE_POLL_S, self._task_check_period))
+            time.sleep(min(timeouts.EXPIRE_POLL_S, self._task_check_period))
         if task is not None:
             self.cancel_task(task)
 
@@ -506,7 +496,7 @@ class _Pause:
     def tell(self, absent: Iterable[str], why: str) -> None:
         """Say so, if the last line is a minute old."""
         now = time.monotonic()
-        if now - self._said < PAUSE_LINE_S:
+        if now - self._said < timeouts.PAUSE_LINE_S:
             return
         self._said = now
         text = f"the job waits for {', '.join(absent)}, until {self._until:%Y-%m-%d %H:%M:%S} UTC by the server's clock"

@@ -34,6 +34,7 @@ from nvflare_plugins.base.formatting import printable
 from nvflare_plugins.evidence.format import export_name, is_name
 from nvflare_plugins.evidence.log import end_abandoned
 from nvflare_plugins.evidence.reader import MAX_ATTEMPTS, end_dead, put_aside, set_aside
+from nvflare_plugins.flare import timeouts
 from nvflare_plugins.flare.attempt import (
     CANNOT_GO_ON,
     COMPLETED,
@@ -48,13 +49,6 @@ from nvflare_plugins.flare.kinds import kind_of
 from nvflare_plugins.flare.loading import note_step
 from nvflare_plugins.flare.metrics import MetricsFile, SiteMetrics, metrics_folder
 from nvflare_plugins.flare.presence import Ready
-from nvflare_plugins.flare.timeouts import (
-    FIRST_PAUSE_S,
-    HEARTBEAT_S,
-    LONGEST_PAUSE_S,
-    LONGEST_SILENCE_S,
-    site_timeout_s,
-)
 from nvflare_plugins.flare.transport import SiteTransport
 from nvflare_plugins.flare.work import Beats, Guard, Stuck, Watch, Work
 from nvflare_plugins.site.certificates import Identity, load_identity
@@ -252,7 +246,7 @@ class JobExecutor(Executor):
 
     def _pause(self, attempt: str, policy: SitePolicy) -> None:
         """Take no part until some time has passed, longer each time, and this site's folders take files again."""
-        self._pause_s = min(2 * self._pause_s or FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        self._pause_s = min(2 * self._pause_s or timeouts.FIRST_PAUSE_S, timeouts.LONGEST_PAUSE_S)
         due, places = time.monotonic() + self._pause_s, (policy.runs, policy.registry, policy.ledgers, policy.workspace)
         self._pauses = lambda: time.monotonic() >= due and all(map(takes_files, places))
         if self._ready is not None:
@@ -338,7 +332,7 @@ class JobExecutor(Executor):
         progress = ProgressLog(lambda text: self.log_info(fl_ctx, text), self._metric_sender(task, site, fl_ctx))
         attempt = "" if task.number == 1 else f" in attempt {task.number} of the job"
         progress.say(f"taking part{attempt} with {', '.join(task.sites)} under profile {task.job.profile}")
-        timeout_s = site_timeout_s(task.job)
+        timeout_s = timeouts.site_timeout_s(task.job)
         self._beats = Beats(transport.beat)
         guard = Guard(policy.workspace / fl_ctx.get_job_id())
         watch = self._watch = Watch(transport, self._beats, abort_signal, progress.heartbeat)
@@ -377,7 +371,7 @@ class JobExecutor(Executor):
                 if not time_mends(error) or abort_signal.triggered:
                     raise
                 self.logger.warning(f"all sites have their result; this one's record waits: {error_text(error)}")
-            time.sleep(FIRST_PAUSE_S)
+            time.sleep(timeouts.FIRST_PAUSE_S)
 
     def _metric_sender(self, task: JobTask, site: str, fl_ctx: FLContext) -> Callable[[str, float, int], None] | None:
         """Return a function that streams one metric to the server, at one site only."""
@@ -402,7 +396,7 @@ class ProgressLog:
         self._log = log
         self._send_metric = send_metric
         self._last_line = time.monotonic()
-        self._patience_s = HEARTBEAT_S
+        self._patience_s = timeouts.HEARTBEAT_S
 
     def __call__(self, record: RoundFacts, n_rounds: int) -> None:
         """Take note of a finished round."""
@@ -419,8 +413,10 @@ class ProgressLog:
         silent_s = time.monotonic() - self._last_line
         if silent_s < self._patience_s:
             return
-        patience_s = min(2 * self._patience_s, LONGEST_SILENCE_S)  # a job that stays may have nothing to tell for days
-        if waiting_s is not None and waiting_s >= HEARTBEAT_S / 2:
+        patience_s = min(
+            2 * self._patience_s, timeouts.LONGEST_SILENCE_S
+        )  # a job that stays may have nothing to tell for days
+        if waiting_s is not None and waiting_s >= timeouts.HEARTBEAT_S / 2:
             self.say(f"waiting for the other sites since {waiting_s:.0f} s")
         else:
             self.say(f"still working; the last line is {silent_s:.0f} s old")
@@ -428,7 +424,7 @@ class ProgressLog:
 
     def say(self, text: str) -> None:
         """Write one line."""
-        self._last_line, self._patience_s = time.monotonic(), HEARTBEAT_S
+        self._last_line, self._patience_s = time.monotonic(), timeouts.HEARTBEAT_S
         self._log(text)
 
     def note_workers(self, work: Sequence[WorkOfWorker]) -> None:

@@ -58,17 +58,10 @@ from he_processors.randomness import OS_RANDOMNESS
 from nvflare_plugins.base.checks import is_whole
 from nvflare_plugins.base.files import held_by_nobody, write_durably
 from nvflare_plugins.evidence.reader import PARTIAL_SUFFIX, end_torn
+from nvflare_plugins.flare import timeouts
 from nvflare_plugins.flare.attempt import EVIDENCE_FOLDER, RESULT_FOLDER, completed_at, failure_of
 from nvflare_plugins.flare.loading import LAUNCHED_BY, TOPIC_FAULT, died_early, note_step
 from nvflare_plugins.flare.loading import NOTE as STARTS
-from nvflare_plugins.flare.timeouts import (
-    EXPIRE_POLL_S,
-    FAULT_ANSWER_S,
-    FAULT_TRIES,
-    LEAVE_S,
-    LONGEST_RESTART_PAUSE_S,
-    RESTART_PAUSE_S,
-)
 from nvflare_plugins.flare.transport import CHANNEL
 from nvflare_plugins.site.flare_boundary import JOB_ID
 from nvflare_plugins.site.policy import server_policy
@@ -189,7 +182,7 @@ class KeptJob(JobHandleSpec):
         self,
         launch: Callable[[], JobHandleSpec],
         run: Path,
-        pause_s: float = RESTART_PAUSE_S,
+        pause_s: float = timeouts.RESTART_PAUSE_S,
         clock: Callable[[], float] = time.monotonic,
         may_start: Callable[[], bool] = lambda: True,
         tell: Callable[[str], None] = lambda fault: None,
@@ -256,7 +249,7 @@ class KeptJob(JobHandleSpec):
             logger.warning("the process of job %s died: it is started again in %.0f s", self._run.name, pause_s)
             if self._terminated.wait(pause_s):
                 return
-            pause_s = min(2 * pause_s, LONGEST_RESTART_PAUSE_S)
+            pause_s = min(2 * pause_s, timeouts.LONGEST_RESTART_PAUSE_S)
             if not self._start_again():
                 return
 
@@ -297,12 +290,14 @@ def _launch_kept(launcher: ClientProcessJobLauncher, job_meta: dict[str, Any], f
 
 def _tell_server(cell: Any, job_id: str, fault: str) -> None:
     """Say to the server's process of a job why this site's has ended, until it has heard it."""
-    for _ in range(FAULT_TRIES):
+    for _ in range(timeouts.FAULT_TRIES):
         message = Message({}, fault.encode())
-        reply = cell.send_request(CHANNEL, TOPIC_FAULT, FQCN.join([FQCN.ROOT_SERVER, job_id]), message, FAULT_ANSWER_S)
+        reply = cell.send_request(
+            CHANNEL, TOPIC_FAULT, FQCN.join([FQCN.ROOT_SERVER, job_id]), message, timeouts.FAULT_ANSWER_S
+        )
         if reply.get_header(MessageHeaderKey.RETURN_CODE) == CellReturnCode.OK:
             return
-        time.sleep(FAULT_ANSWER_S)
+        time.sleep(timeouts.FAULT_ANSWER_S)
 
 
 _flares_launch_on_server = ServerProcessJobLauncher.launch_job
@@ -357,7 +352,7 @@ def _sync_kept(server: FederatedServer, request: Any, token: str) -> list[str]:
     root, runner = Path(server.engine.args.workspace), server.engine.job_runner
     for job_id in runner.get_client_outcome_jobs(client.name) if client else ():
         since = completed_at(root / job_id)
-        if since is not None and time.time() - since > LEAVE_S:
+        if since is not None and time.time() - since > timeouts.LEAVE_S:
             runner.resolve_client_outcome(job_id, client.name)
     return [job_id for job_id in ended if not (JOB_ID.fullmatch(job_id) and is_noted(root / job_id))]
 
@@ -432,7 +427,7 @@ def restore_jobs_soon(engine: Any, workspace: Workspace) -> None:
 
     def restore() -> None:
         while _context_of(engine).get_prop(FLContextKey.SECURE_MODE) is None:
-            time.sleep(EXPIRE_POLL_S)
+            time.sleep(timeouts.EXPIRE_POLL_S)
         restore_jobs(engine, workspace)
 
     threading.Thread(target=restore, name="veilboost_restore", daemon=True).start()

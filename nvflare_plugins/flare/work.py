@@ -22,16 +22,7 @@ from nvflare.apis.signal import Signal
 
 from nvflare_plugins.attempt.job_context import JobResult
 from nvflare_plugins.base.errors import JobAborted
-from nvflare_plugins.flare.timeouts import (
-    ABORT_POLL_S,
-    BEAT_INTERVAL_S,
-    COMMUNICATOR_S,
-    FLARE_STOP_GRACE_S,
-    LEAVE_S,
-    SILENCE_LIMIT_S,
-    STOP_GRACE_S,
-    STOP_REASON_S,
-)
+from nvflare_plugins.flare import timeouts
 from nvflare_plugins.flare.transport import SiteTransport
 from nvflare_plugins.pooled.mediated.communicator import blocked
 
@@ -95,7 +86,7 @@ class Work:
 class Beats:
     """Sends signs of life from a thread that does nothing else, until stopped or until the connection is closed."""
 
-    def __init__(self, send: Callable[[], None], interval_s: float = BEAT_INTERVAL_S) -> None:
+    def __init__(self, send: Callable[[], None], interval_s: float = timeouts.BEAT_INTERVAL_S) -> None:
         self._send, self._interval_s = send, interval_s
         self._due = threading.Event()
         self._stopped = False
@@ -153,7 +144,7 @@ class Watch:
             Stuck: it was told to stop and has not returned in time.
             BaseException: the work's own.
         """
-        while not work.done.wait(ABORT_POLL_S):
+        while not work.done.wait(timeouts.ABORT_POLL_S):
             self.look(work)
         return work.result()
 
@@ -174,22 +165,22 @@ class Watch:
             transport.abort(reason)
         now = self._clock()
         self._stopping_since = now if self._stopping_since is None else self._stopping_since
-        grace_s = FLARE_STOP_GRACE_S if self._abort_signal.triggered else STOP_GRACE_S
+        grace_s = timeouts.FLARE_STOP_GRACE_S if self._abort_signal.triggered else timeouts.STOP_GRACE_S
         if now - self._stopping_since > grace_s:
             raise Stuck(f"{transport.abort_reason} (and this site's work did not stop within {grace_s:.0f} s)")
 
     def _reason_to_stop(self, work: Work) -> str | None:
         if self._abort_signal.triggered:
             return self._reason_of_flare()
-        if self._transport.server_silent_s > SILENCE_LIMIT_S:
+        if self._transport.server_silent_s > timeouts.SILENCE_LIMIT_S:
             self.server_is_gone = True
             return (
-                f"no sign of life from the server for {SILENCE_LIMIT_S:.0f} s: its machine, its FLARE process or the "
-                "connection to it is gone"
+                f"no sign of life from the server for {timeouts.SILENCE_LIMIT_S:.0f} s: its machine, its FLARE process "
+                "or the connection to it is gone"
             )
         waits = blocked(work.thread)
-        if waits is not None and waits.seconds > COMMUNICATOR_S:
-            return f"{waits.reason}; XGBoost then did not return within {COMMUNICATOR_S:.0f} s"
+        if waits is not None and waits.seconds > timeouts.COMMUNICATOR_S:
+            return f"{waits.reason}; XGBoost then did not return within {timeouts.COMMUNICATOR_S:.0f} s"
         return None
 
     def _reason_of_flare(self) -> str | None:
@@ -201,7 +192,7 @@ class Watch:
             self._stopped_by_flare_at = self._clock()
             self._transport.is_stopping = True
             self._beats.send_now()
-        if self._clock() - self._stopped_by_flare_at < STOP_REASON_S:
+        if self._clock() - self._stopped_by_flare_at < timeouts.STOP_REASON_S:
             return None
         return NO_REASON
 
@@ -219,7 +210,7 @@ class Guard:
         self, run_folder: Path, leave_s: float | None = None, leave: Callable[[Path, int], None] | None = None
     ) -> None:
         self._run_folder, self._leave = run_folder, leave or leave_process
-        self._leave_s = LEAVE_S if leave_s is None else leave_s
+        self._leave_s = timeouts.LEAVE_S if leave_s is None else leave_s
         self._decided = threading.Event()
         self._code: int | None = None
         self._thread = threading.Thread(target=self._run, name="veilboost_guard", daemon=True)

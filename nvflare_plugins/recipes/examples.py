@@ -7,16 +7,20 @@ policy speaks of other data.
 
 from __future__ import annotations
 
+import atexit
 import json
+import logging
 import shutil
-from collections.abc import Mapping, Sequence
+import stat
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.base.files import make_folder, write_private_table
+from nvflare_plugins.base.files import make_folder, write_atomically, write_private_table
 from nvflare_plugins.site.flare_boundary import Role
 from nvflare_plugins.site.policy_values import FOLDERS, POLICY_FILE
 from nvflare_plugins.site.profiles import PROFILES
@@ -26,19 +30,6 @@ from nvflare_plugins.site.setup import SetupOptions, check_place, set_up, worksp
 if TYPE_CHECKING:
     import pandas as pd
 
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-
-import atexit
-import logging
-import stat
-import sys
-
-from nvflare_plugins.base.files import write_atomically
 
 # Data for trying out vertical jobs: one table dealt out by columns, with the disorder that real parties have.
 #
@@ -59,14 +50,11 @@ def breast_cancer() -> pd.DataFrame:
     return table
 
 
-def deal_columns(table: pd.DataFrame, label: str, folders: Sequence[Path], set_names: Sequence[str]) -> None:
-    """Give each party its columns of two data sets, ``<folder>/<set name>.csv``; the first party has the label.
-
-    Each party lacks a tenth of the rows.
+def deal_columns(table: pd.DataFrame, label: str, folders: Sequence[Path]) -> None:
+    """Give each party its columns of ``DATA_SETS``; the first party has the label, and each lacks a tenth of the rows.
 
     Args:
         folders: one for each party, made if they do not exist.
-        set_names: names of the training and the test set.
     """
     random = np.random.default_rng(0)  # nothing here is secret
     features = [name for name in table.columns if name != label]
@@ -76,7 +64,7 @@ def deal_columns(table: pd.DataFrame, label: str, folders: Sequence[Path], set_n
         own = table[[*columns, *([label] if party == 0 else [])]]
         own.insert(0, ID, [_spelled(name, party) for name in ids])
         make_folder(folders[party])
-        for name, rows in zip(set_names, (np.arange(n_test, len(table)), np.arange(n_test)), strict=True):
+        for name, rows in zip(DATA_SETS, (np.arange(n_test, len(table)), np.arange(n_test)), strict=True):
             kept = random.permutation(rows)[: len(rows) - int(0.1 * len(rows))]
             write_private_table(folders[party] / f"{name}.csv", own.iloc[kept])
 
@@ -123,10 +111,10 @@ _BUDGET = {"epsilon": 5.0, "delta": 1e-5}
 _PURE_BUDGET = {"epsilon": 5.0, "delta": 1e-6, "pure_epsilon": 4.5}
 
 
-def write_breast_cancer(folders: Mapping[str, Path]) -> None:
+def write_breast_cancer(folders: Sequence[Path]) -> None:
     """Write each site its third of scikit-learn's breast cancer set: 70 % to train with, 30 % to test with."""
     table = breast_cancer().sample(frac=1.0, random_state=0)
-    for rank, folder in enumerate(folders.values()):
+    for rank, folder in enumerate(folders):
         make_folder(folder)
         part = table.iloc[rank :: len(folders)]
         n_train = int(0.7 * len(part))
@@ -134,25 +122,21 @@ def write_breast_cancer(folders: Mapping[str, Path]) -> None:
         write_private_table(folder / "breast_test.csv", part.iloc[n_train:])
 
 
-def deal_breast_cancer(folder: Path, data_set: str) -> dict[str, str]:
-    """Deal all rows of breast cancer out to three sites below a folder; return the paths for their policies."""
-    frame = breast_cancer()
-    for site, rows in zip(SITES, np.array_split(np.random.default_rng(0).permutation(len(frame)), 3), strict=True):
-        make_folder(folder / site)
-        write_private_table(folder / site / f"{data_set}.csv", frame.iloc[rows])
-    return {data_set: str(folder.absolute() / "{site}" / f"{data_set}.csv")}
+def deal_rows(frame: pd.DataFrame, folders: Sequence[Path], name: str) -> None:
+    """Deal all rows out to sites, as a data set of this name."""
+    shares = np.array_split(np.random.default_rng(0).permutation(len(frame)), len(folders))
+    for folder, rows in zip(folders, shares, strict=True):
+        write_private_table(make_folder(folder) / f"{name}.csv", frame.iloc[rows])
 
 
-def write_patients(folder: Path) -> None:
-    """Deal rows of breast cancer with few features and an id out to three sites below a folder."""
+def write_patients(folders: Sequence[Path]) -> None:
+    """Deal rows of breast cancer with few features and an id out to sites."""
     frame = breast_cancer()
     frame = frame[[*PATIENT_BOUNDS, LABEL]].assign(patient=[f"P{i:04d}" for i in range(len(frame))])
-    for site, rows in zip(SITES, np.array_split(np.random.default_rng(0).permutation(len(frame)), 3), strict=True):
-        make_folder(folder / site)
-        write_private_table(folder / site / f"{PATIENTS}.csv", frame.iloc[rows])
+    deal_rows(frame, folders, PATIENTS)
 
 
-def write_parts(folder: Path) -> None:
+def write_parts(folders: Sequence[Path]) -> None:
     """Write each party's columns of the same rows, and what is public about the passive parties' features.
 
     The bounds stand for public knowledge: round numbers that hold every possible measurement.
@@ -161,14 +145,14 @@ def write_parts(folder: Path) -> None:
     frame.insert(0, "patient", [f"B{i:04d}" for i in range(len(frame))])
     features = [name for name in frame.columns if name not in ("patient", LABEL)]
     shuffled = frame.sample(frac=1, random_state=0)
-    for site, names in zip(SITES, np.array_split(features, 3), strict=True):
-        place = make_folder(folder / site)
-        columns = ["patient", *names, *([LABEL] if site == SITES[0] else [])]
-        write_private_table(place / f"{PARTS}.csv", shuffled[columns].iloc[_N_TEST:])
-        write_private_table(place / f"{PARTS_TEST}.csv", shuffled[["patient", *names]].iloc[:_N_TEST])
-        if site != SITES[0]:
+    for party, (folder, names) in enumerate(zip(folders, np.array_split(features, len(folders)), strict=True)):
+        make_folder(folder)
+        columns = ["patient", *names, *([LABEL] if party == 0 else [])]
+        write_private_table(folder / f"{PARTS}.csv", shuffled[columns].iloc[_N_TEST:])
+        write_private_table(folder / f"{PARTS_TEST}.csv", shuffled[["patient", *names]].iloc[:_N_TEST])
+        if party > 0:
             public = {name: {"low": 0, "high": float(f"{frame[name].max():.0e}")} for name in names}
-            (place / "bucket_features.json").write_text(json.dumps(public, indent=1))
+            (folder / "bucket_features.json").write_text(json.dumps(public, indent=1))
 
 
 def invented_credit(n_rows: int = 30_000) -> pd.DataFrame:
@@ -238,25 +222,21 @@ def write_loan_columns(folders: Sequence[Path]) -> None:
 
 def write_all(folder: Path) -> None:
     """Write what every example reads, below ``folder``/SITE."""
-    places = {site: folder / site for site in SITES}
-    write_breast_cancer(places)
-    deal_columns(breast_cancer(), LABEL, list(places.values()), DATA_SETS)
-    write_patients(folder)
-    write_parts(folder)
-    write_credit(invented_credit(6_000), list(places.values()))
-    write_credit(invented_credit(6_000), list(places.values()), LOANS)
-    write_loan_columns(list(places.values()))
-    write_searches(list(places.values()))
-    write_stays(list(places.values()))
+    folders = [folder / site for site in SITES]
+    deal_columns(breast_cancer(), LABEL, folders)
+    for name in (CREDIT, LOANS):
+        write_credit(invented_credit(6_000), folders, name)
+    for write in (write_breast_cancer, write_patients, write_parts, write_loan_columns, write_searches, write_stays):
+        write(folders)
 
 
-def policy(folder: Path) -> dict[str, Any]:
-    """Return what the policies say where ``write_all`` has written the data below ``folder``."""
+def data_sets(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return what the policies say of each data set, where it lies below ``folder``/SITE."""
 
     def of(file: str, **more: object) -> dict[str, Any]:
-        return {"path": str(folder / "{site}" / file), **more}
+        return {"path": str(folder.absolute() / "{site}" / file), **more}
 
-    data_sets = {
+    return {
         "breast": of("breast_train.csv"),
         "breast_test": of("breast_test.csv"),
         **{name: of(f"{name}.csv", id=ID) for name in DATA_SETS},
@@ -268,9 +248,13 @@ def policy(folder: Path) -> dict[str, Any]:
         **{name: of(f"{name}.parquet") for name in (SEARCHES, SEARCHES_TEST, STAYS, STAYS_TEST)},
         LOAN_COLUMNS: of(f"{LOAN_COLUMNS}.parquet", id="loan"),
     }
+
+
+def policy(folder: Path) -> dict[str, Any]:
+    """Return what the policies say where ``write_all`` has written the data below ``folder``."""
     consents = ("plain_profile", "exact_bins", "merge_model", "explain", "share_own_trees", "feature_profile")
     return {
-        "data_sets": data_sets,
+        "data_sets": data_sets(folder),
         "allowed_profiles": list(PROFILES),
         # The last is for the active party of FederBoost alone, whose labels nothing protects.
         "consents": {**dict.fromkeys((*consents, "exact_use_of_budgeted_data"), True), "tuning": 10_000},
@@ -336,9 +320,8 @@ def _check_is_free(workspace: Path, role: Role) -> None:
     if runtime_of(workspace) is not Runtime.PROCESS:
         raise ConfigurationError(f"--example cannot mount data into containers: {workspace} runs its jobs there")
     file = workspace / POLICY_FILE
-    known = policy(Path())["data_sets"]
     if file.is_file():
-        others = set(json.loads(file.read_text(encoding="utf-8")).get("data_sets", {})) - set(known)
+        others = set(json.loads(file.read_text(encoding="utf-8")).get("data_sets", {})) - set(data_sets(Path()))
         if others:
             raise ConfigurationError(
                 f"{file} speaks of data set {min(others)!r}, and an example's policy would consent to far too much for "

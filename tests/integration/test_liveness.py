@@ -24,7 +24,7 @@ import numpy as np
 import xgboost as xgb
 from nvflare.apis.signal import Signal
 from nvflare.fuel.f3.mpm import MainProcessMonitor
-from nvflare_plugins.flare import work
+from nvflare_plugins.flare import timeouts, work
 from nvflare_plugins.flare.executor import TRAIN_TASK
 from nvflare_plugins.attempt.run_folder import RunFolder
 from nvflare_plugins.pooled.mediated.communicator import Federated
@@ -35,7 +35,7 @@ from tests.unit.nvflare_plugins.flare.test_work import executor_that, flare_cont
 
 workspace, leaver = Path(sys.argv[1]), sys.argv[2]
 sys.modules["__main__"].__spec__ = types.SimpleNamespace(name="nvflare.private.fed.app.client.worker_process")
-work.LEAVE_S = 2.0
+timeouts.LEAVE_S = 2.0
 
 
 def stuck(job, context, transport, timeout_s, progress):

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.sim
 
 @pytest.fixture
 def options(tmp_path: Path) -> SetupOptions:
-    write_breast_cancer({site: tmp_path / "data" / site for site in SITES})
+    write_breast_cancer([tmp_path / "data" / site for site in SITES])
     data = str(tmp_path / "data" / "{site}" / "breast_")
     return SetupOptions({"breast": f"{data}train.csv", "breast_test": f"{data}test.csv"})
 

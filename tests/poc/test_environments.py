@@ -27,7 +27,7 @@ def test_what_sites_have_spent_outlives_the_proof_of_concept(tmp_path: Path, mon
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("NVFLARE_POC_WORKSPACE", str(tmp_path / "poc"))
     kept = tmp_path / "kept"
-    write_invented_credit({site: tmp_path / "data" / site for site in SITES})
+    write_invented_credit([tmp_path / "data" / site for site in SITES])
     options = SetupOptions(
         {"credit2": str(tmp_path / "data" / "{site}" / "credit2.parquet")},
         budgets={"credit2": {"epsilon": 0.5, "delta": 1e-5}},

@@ -256,7 +256,7 @@ def test_a_killed_site_of_a_private_job_is_charged_once(tmp_path: Path) -> None:
 
 def test_a_killed_site_of_dpboost_costs_an_exchange_and_no_charge(tmp_path: Path) -> None:
     with Poc(tmp_path / "poc", scenario="private") as poc:
-        write_patients(poc.folder / "data")
+        write_patients([poc.folder / "data" / site for site in SITES])
         for site in SITES:
             path = poc.kits / site / "local" / "veilboost.json"
             policy = json.loads(path.read_text())

@@ -19,7 +19,7 @@ from nvflare.apis.signal import Signal
 from nvflare.fuel.f3.message import Message
 from nvflare.fuel.utils.class_utils import instantiate_class
 
-from nvflare_plugins.flare import work
+from nvflare_plugins.flare import timeouts
 from nvflare_plugins.flare.attempt import RESULT_FOLDER
 from nvflare_plugins.flare.controller import TRAIN_TASK
 from nvflare_plugins.flare.kept_jobs import count_start, is_noted, note_waiting, noted_attempt, noted_lead
@@ -215,7 +215,7 @@ class World:
             guarded(self.scheduler),
             simulated(self.scheduler),
             self.disks.at_work(),
-            patch.object(work, "ABORT_POLL_S", POLL_S),
+            patch.object(timeouts, "ABORT_POLL_S", POLL_S),
         ):
             for moment, event in self.machines.events:
                 self.scheduler.at(moment, lambda event=event: event(self))

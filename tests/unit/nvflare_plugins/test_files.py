@@ -132,7 +132,7 @@ def test_folders_are_their_owners_alone_whatever_the_umask(tmp_path: Path, umask
         Memory(top / "c" / "registry", "site-1")
         make_private(top / "d" / "ledgers" / "heads")
         copy_folder(source, top / "e" / "results" / "job")
-        write_patients(top / "f" / "data")
+        write_patients([top / "f" / "data" / "site-1"])
         write_sites(make_split(), top / "g" / "demo")
         evidence = RunFolder(top / "h", "job").create().evidence
         (evidence / "kept").write_bytes(b"x")

@@ -391,7 +391,7 @@ FULL, DENIED = OSError(errno.ENOSPC, "full", "/secret/path"), OSError(errno.EACC
 def test_what_time_mends_pauses_a_job_that_waits(tmp_path: Path, monkeypatch, error: Exception) -> None:
     context, run, paused, room = flare_context(tmp_path), tmp_path / "job", [], [False]
     run.mkdir()
-    monkeypatch.setattr(executor, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(timeouts, "FIRST_PAUSE_S", 0.0)
     monkeypatch.setattr(executor, "takes_files", lambda folder: room[0])
 
     def fails(*of):
@@ -427,7 +427,7 @@ def test_pauses_grow_longer(tmp_path: Path) -> None:
 
 
 def test_what_flare_aborts_is_not_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nvflare_plugins.flare.work.STOP_REASON_S", 0.0)
+    monkeypatch.setattr("nvflare_plugins.flare.timeouts.STOP_REASON_S", 0.0)
     context, run, signal = flare_context(tmp_path), tmp_path / "job", Signal()
     run.mkdir()
 

@@ -28,7 +28,7 @@ from nvflare.private.fed.server.server_engine import ServerEngine
 from nvflare_plugins.evidence.format import SERVER, export_name
 from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.evidence.reader import DIED, read_log
-from nvflare_plugins.flare import kept_jobs
+from nvflare_plugins.flare import kept_jobs, timeouts
 from nvflare_plugins.flare.attempt import EVIDENCE_FOLDER, RESULT_FOLDER, SUMMARY_FILE
 from nvflare_plugins.flare.kept_jobs import (
     NOTE,
@@ -155,7 +155,7 @@ def test_the_server_is_told_until_it_has_heard_it(monkeypatch):
         asked.append((topic, target, bytes(message.payload)))
         return Message({MessageHeaderKey.RETURN_CODE: replies[len(asked) - 1]})
 
-    monkeypatch.setattr(kept_jobs, "FAULT_ANSWER_S", 0.0)
+    monkeypatch.setattr(timeouts, "FAULT_ANSWER_S", 0.0)
     kept_jobs._tell_server(SimpleNamespace(send_request=send_request), JOB, "why")
     assert asked == [("fault", f"server.{JOB}", b"why")] * 3
 
@@ -252,7 +252,7 @@ def test_a_folder_that_was_changed_since_its_deployment_is_not_started_again(
     run, started = led(deployed(workspace)), []
     for name in ("_flares_launch", "_flares_launch_on_server"):
         monkeypatch.setattr(kept_jobs, name, lambda *_: started.append(1) or Process(note_later))
-    monkeypatch.setattr(kept_jobs, "RESTART_PAUSE_S", 0.0)
+    monkeypatch.setattr(timeouts, "RESTART_PAUSE_S", 0.0)
     note_later = lambda: note_over(run) if len(started) > 1 else None  # noqa: E731
     if is_changed:
         for name in ("app_site-1", "app_server"):

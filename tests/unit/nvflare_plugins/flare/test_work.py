@@ -26,6 +26,7 @@ from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.evidence.format import export_name
 from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.evidence.reader import read_log
+from nvflare_plugins.flare import timeouts
 from nvflare_plugins.flare import work as work_module
 from nvflare_plugins.flare.executor import TRAIN_TASK, JobExecutor
 from nvflare_plugins.flare.kinds import KINDS, JobKind, RunSite
@@ -180,8 +181,8 @@ def hanging_finalize(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Even
     monkeypatch.setattr(xgb.collective, "init", lambda **args: None)
     monkeypatch.setattr(xgb.collective, "get_world_size", lambda: 2)
     monkeypatch.setattr(xgb.collective, "finalize", lambda: release.wait(60))
-    monkeypatch.setattr(work_module, "COMMUNICATOR_S", 0.3)
-    monkeypatch.setattr(work_module, "STOP_GRACE_S", 0.3)
+    monkeypatch.setattr(timeouts, "COMMUNICATOR_S", 0.3)
+    monkeypatch.setattr(timeouts, "STOP_GRACE_S", 0.3)
     yield release
     release.set()
 
