@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from enum import Enum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,27 +58,47 @@ def _require_count(name: str, value: int) -> None:
         raise ValueError(f"{name} must be a whole number of at least 1")
 
 
-def _require_scales(scales: tuple[tuple[float, int], ...]) -> None:
+def _require_scales(name: str, scales: tuple[tuple[float, int], ...]) -> None:
     if not scales:
-        raise ValueError("scales must not be empty")
+        raise ValueError(f"{name} must not be empty")
     for scale, n_coordinates in scales:
         _require_positive("scale", scale)
         _require_count("number of coordinates", n_coordinates)
 
 
+def _require_name(name: str, value: str) -> None:
+    if not isinstance(value, str) or not 0 < len(value) <= 400 or not value.isprintable():
+        raise ValueError(f"a {name} has a name of up to 400 printable characters")
+
+
+_CHECKS: dict[str, Callable[[str, Any], None]] = {
+    **dict.fromkeys(("noise_multiplier", "epsilon", "rho"), _require_positive),
+    **dict.fromkeys(("grid_bits", "n_shares", "n_values", "shift", "n_coordinates", "count"), _require_count),
+    "scales": _require_scales,
+    "mechanism": _require_name,
+}
+"""What the fields of all events must hold, by their names."""
+
+
+class _Checked:
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        for name, check in _CHECKS.items():
+            if hasattr(self, name):
+                check(name, getattr(self, name))
+
+
 @dataclass(frozen=True, slots=True)
-class GaussianEvent:
+class GaussianEvent(_Checked):
     """A query plus continuous Gaussian noise N(0, s^2 I), with s = ``noise_multiplier`` times the L2 sensitivity."""
 
     noise_multiplier: float
     relation: NeighbouringRelation
 
-    def __post_init__(self) -> None:
-        _require_positive("noise_multiplier", self.noise_multiplier)
-
 
 @dataclass(frozen=True, slots=True)
-class DiscreteGaussianEvent:
+class DiscreteGaussianEvent(_Checked):
     """An integer query plus, in each coordinate, the sum of ``n_shares`` independent discrete Gaussians.
 
     P(share = y) is proportional to exp(-y^2 / (2 s^2)) on the integers.
@@ -96,25 +117,17 @@ class DiscreteGaussianEvent:
     scales: tuple[tuple[float, int], ...]
     n_shares: int = 1
 
-    def __post_init__(self) -> None:
-        _require_positive("noise_multiplier", self.noise_multiplier)
-        _require_count("n_shares", self.n_shares)
-        _require_scales(self.scales)
-
 
 @dataclass(frozen=True, slots=True)
-class LaplaceEvent:
+class LaplaceEvent(_Checked):
     """An integer query plus discrete Laplace noise in each coordinate: likelihood ratios stay below exp(epsilon)."""
 
     epsilon: float
     relation: NeighbouringRelation
 
-    def __post_init__(self) -> None:
-        _require_positive("epsilon", self.epsilon)
-
 
 @dataclass(frozen=True, slots=True)
-class DiscreteLaplaceEvent:
+class DiscreteLaplaceEvent(_Checked):
     """An integer query plus, in each coordinate, a sum of shares that is exactly discrete Laplace.
 
     P(sum = y) is proportional to exp(-|y| / b) on the integers. A share is the difference of two negative binomials of
@@ -135,15 +148,9 @@ class DiscreteLaplaceEvent:
     grid_bits: int
     n_shares: int = 1
 
-    def __post_init__(self) -> None:
-        _require_positive("epsilon", self.epsilon)
-        _require_count("grid_bits", self.grid_bits)
-        _require_count("n_shares", self.n_shares)
-        _require_scales(self.scales)
-
 
 @dataclass(frozen=True, slots=True)
-class IntegerNoiseEvent:
+class IntegerNoiseEvent(_Checked):
     """An integer query plus noise of a mechanism that others wrote, whose price was derived from its mass function.
 
     Attributes:
@@ -160,31 +167,17 @@ class IntegerNoiseEvent:
     shift: int
     n_coordinates: int
 
-    def __post_init__(self) -> None:
-        _require_positive("epsilon", self.epsilon)
-        _require_count("shift", self.shift)
-        _require_count("n_coordinates", self.n_coordinates)
-        if (
-            not isinstance(self.mechanism, str)
-            or not 0 < len(self.mechanism) <= 400
-            or not self.mechanism.isprintable()
-        ):
-            raise ValueError("a mechanism has a name of up to 400 printable characters")
-
 
 @dataclass(frozen=True, slots=True)
-class ExponentialEvent:
+class ExponentialEvent(_Checked):
     """One of n candidates drawn with probability proportional to exp(epsilon * utility / (2 * sensitivity))."""
 
     epsilon: float
     relation: NeighbouringRelation
 
-    def __post_init__(self) -> None:
-        _require_positive("epsilon", self.epsilon)
-
 
 @dataclass(frozen=True, slots=True)
-class LocalRandomisedResponseEvent:
+class LocalRandomisedResponseEvent(_Checked):
     """Each value of a row replaced on its own by randomised response over its buckets.
 
     Attributes:
@@ -197,13 +190,9 @@ class LocalRandomisedResponseEvent:
     n_values: int
     relation: NeighbouringRelation
 
-    def __post_init__(self) -> None:
-        _require_positive("epsilon", self.epsilon)
-        _require_count("n_values", self.n_values)
-
 
 @dataclass(frozen=True, slots=True)
-class ConcentratedEvent:
+class ConcentratedEvent(_Checked):
     """A mechanism of which no more is known than its Renyi divergence of order a: at most rho * a, for all a > 1.
 
     For mechanisms that have nothing tighter, say a discrete Gaussian on a grid too coarse for the exact bound.
@@ -212,9 +201,6 @@ class ConcentratedEvent:
 
     rho: float
     relation: NeighbouringRelation
-
-    def __post_init__(self) -> None:
-        _require_positive("rho", self.rho)
 
 
 SimpleEvent = (
@@ -268,14 +254,11 @@ class DisjointPartEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class RepeatedEvent:
+class RepeatedEvent(_Checked):
     """``count`` runs of the same mechanism, each with noise of its own, chosen adaptively."""
 
     event: Event
     count: int
-
-    def __post_init__(self) -> None:
-        _require_count("count", self.count)
 
 
 @dataclass(frozen=True, slots=True)

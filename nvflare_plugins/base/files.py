@@ -65,6 +65,19 @@ def create_held(path: Path, mode: int) -> int:
         os.close(descriptor)  # before it was held, it was taken for a dead process's and removed
 
 
+def for_owner(name: str, flags: int) -> int:
+    """Open a file as ``open`` does, which is of mode 0600 if it is made: an opener."""
+    return os.open(name, flags, 0o600)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[BinaryIO]:
+    """Open a file of mode 0600 to read it and add to it, made if it is not there; one process at a time does."""
+    with open(path, "a+b", opener=for_owner) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield file
+
+
 def held_by_nobody(paths: Iterable[Path]) -> Iterator[Path]:
     """Yield files whose process has ended, each held here meanwhile; none on a volume without locks."""
     for path in paths:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from he_processors.errors import ProtocolError
-from nvflare_plugins.base.files import create_held, make_folder, sync_folder
+from nvflare_plugins.base.files import create_held, for_owner, make_folder, sync_folder
 
 # The format of evidence: canonical JSON lines in a hash chain, commitments to wire bytes, signed heads.
 #
@@ -380,12 +380,8 @@ class Lines:
 
 def set_room_aside(path: Path, n_bytes: int) -> None:
     """Fill a file that is deleted when the disk is full: else that would cost the record of the end."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            os.write(descriptor, b"\1" * n_bytes)
-        finally:
-            os.close(descriptor)
+    with contextlib.suppress(OSError), open(path, "wb", opener=for_owner) as file:
+        file.write(b"\1" * n_bytes)
 
 
 # What single parties say to each other inside sealed messages, for evidence and report.

@@ -6,25 +6,7 @@ from nvflare_plugins.recipes import HorizontalXGBRecipe
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from nvflare_plugins.recipes.poc_env import VeilPocEnv as VeilPocEnv  # where recipes run, and none itself
-    from nvflare_plugins.recipes.recipe import (
-        AlignmentRecipe,
-        BaggingXGBRecipe,
-        DpBoostRecipe,
-        FederBoostVerticalRecipe,
-        HorizontalXGBRecipe,
-        JobRecipe,
-        PrivateTreesRecipe,
-        ProfileRecipe,
-        SelectionRecipe,
-        TuningRecipe,
-        VerticalInferenceRecipe,
-        VerticalTuningRecipe,
-        VerticalXGBRecipe,
-    )
+from typing import Any
 
 __all__ = [
     "AlignmentRecipe",

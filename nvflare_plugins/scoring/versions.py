@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import json
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -26,7 +24,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.base.files import write_private
+from nvflare_plugins.base.files import locked, write_private
 from nvflare_plugins.base.formatting import counted, fitted, printable
 from nvflare_plugins.pages.run_record import RunRecord, records_in
 
@@ -194,15 +192,11 @@ class ModelVersions:
         """Read, change and write the names, one process at a time."""
         if not self._runs.is_dir():
             raise ConfigurationError(f"there are no runs in {self._runs}")
-        lock = os.open(self._runs / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(self._runs / _LOCK):
             names = self.names()
             yield names
             document = {"format": _FORMAT, "names": {name: dataclasses.asdict(one) for name, one in names.items()}}
             write_private(self._runs / NAMES_FILE, json.dumps(document, indent=1).encode())
-        finally:
-            os.close(lock)
 
 
 def is_number(text: str) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import importlib.machinery
 import importlib.util
@@ -14,7 +13,7 @@ import os
 import pwd
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
@@ -39,6 +38,7 @@ from nvflare_plugins.base.declared import (
     values_of,
 )
 from nvflare_plugins.base.errors import PolicyRefusal
+from nvflare_plugins.base.files import locked
 from nvflare_plugins.base.formatting import printable
 from nvflare_plugins.data.declaration import (
     MOST_ROWS,
@@ -88,6 +88,16 @@ def no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
         if names.count(name) > 1:
             raise ConfigurationError(f"{POLICY_FILE}: key {name!r} stands there twice.")
     return dict(pairs)
+
+
+def _read_json(path: Path, name: str) -> object:
+    """Return what a policy's file holds. Raises: FileNotFoundError, ConfigurationError."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=no_duplicates)
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:  # also numbers of too many digits
+        raise ConfigurationError(f"{name} cannot be read as JSON ({type(error).__name__}).") from None
 
 
 def file_values(document: object, known: Sequence[str], workspace: Path, site: str) -> dict[str, Any]:
@@ -255,22 +265,16 @@ def workspace_of(run_folder: Path) -> Path | None:
     return found if (found / POLICY_FILE).is_file() else None
 
 
-def _bare(value: str) -> str:
-    return value.replace(":", "").lower()
-
-
-def _each_once(value: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(value))
-
-
-Profiles = Annotated[tuple[Annotated[str, OneOf(*PROFILES)], ...], AfterValidator(_each_once)]
+Profiles = Annotated[
+    tuple[Annotated[str, OneOf(*PROFILES)], ...], AfterValidator(lambda names: tuple(dict.fromkeys(names)))
+]
 Protocol = Annotated[int, STRICT, Ge(1), Le(MOST_PROTOCOL)]
 PluginName = Annotated[str, STRICT, Field(pattern="^[A-Za-z0-9_]{1,64}$")]
 Fingerprint = Annotated[
     str,
     STRICT,
     Field(pattern="^([0-9A-Fa-f]{2}:?){32}$"),
-    AfterValidator(_bare),
+    AfterValidator(lambda text: text.replace(":", "").lower()),
     Words("a SHA-256 fingerprint of 64 hex digits"),
 ]
 
@@ -406,17 +410,12 @@ class SitePolicy(Document):
             ConfigurationError: the file is missing, not JSON, or does not hold what it should.
         """
         try:
-            document = json.loads(
-                policy_path(workspace, site).read_text(encoding="utf-8"), object_pairs_hook=no_duplicates
-            )
+            document = _read_json(policy_path(workspace, site), f"{site}: {POLICY_FILE}")
         except FileNotFoundError:
             raise ConfigurationError(
                 f"{site} has no site policy ({POLICY_FILE} in its workspace): run `veilboost site-setup` on the "
                 "workspace and fill it in."
             ) from None
-        except (OSError, ValueError, RecursionError) as error:  # also numbers of too many digits
-            problem = type(error).__name__
-            raise ConfigurationError(f"{site}: {POLICY_FILE} cannot be read as JSON ({problem}).") from None
         return cls.from_dict(document, workspace=workspace, site=site)
 
     @classmethod
@@ -718,7 +717,7 @@ class ServerPolicy(Document):
 
     WHAT = "the server's policy"
 
-    plugins: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9_]{1,64}$")], PluginPin] = field(default_factory=dict)
+    plugins: dict[PluginName, PluginPin] = field(default_factory=dict)
     """Plugins that the server may load to add their messages, by the name in `profile: plugin.NAME`, or to draw noise
     (`noise: plugin.NAME`), and schemes under which parties may encrypt (`profile: scheme.NAME`). Each has the `sha256`
     of its files (`python -m nvflare_plugins.conformance.pin DISTRIBUTION`).
@@ -789,11 +788,7 @@ def server_policy(workspace: Path) -> ServerPolicy:
     path = workspace / SERVER_POLICY_FILE
     if not path.is_file():
         return ServerPolicy()
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=no_duplicates)
-    except (OSError, ValueError, RecursionError) as error:
-        problem = type(error).__name__
-        raise ConfigurationError(f"server: {SERVER_POLICY_FILE} cannot be read as JSON ({problem}).") from None
+    document = _read_json(path, f"server: {SERVER_POLICY_FILE}")
     if not isinstance(document, dict):
         raise ConfigurationError(f"server: {SERVER_POLICY_FILE} holds no JSON object")
     refuse_unknown(f"server: {SERVER_POLICY_FILE}", document, ("plugins", "restarts"))
@@ -949,8 +944,12 @@ def note_policy(policy: SitePolicy, noticed_by: str) -> tuple[str, ...]:
     source = policy_path(policy.workspace, policy.site)
     document: dict[str, Any] = json.loads(source.read_text(encoding="utf-8"))
     path, status = policy.runs / TRAIL_FILE, source.stat()
-    with _locked(path) as descriptor:
-        changes, last = _read(path, _content(descriptor))
+    with locked(path) as file:
+        file.seek(0)
+        content = file.read()
+        whole = content.rfind(b"\n") + 1
+        file.truncate(whole)  # a line that a crash cut short
+        changes, last = _read(path, content[:whole])
         before = changes[-1].policy if changes else {}
         changed = tuple(sorted(key for key in {*before, *document} if before.get(key) != document.get(key)))
         if not changed:
@@ -964,9 +963,9 @@ def note_policy(policy: SitePolicy, noticed_by: str) -> tuple[str, ...]:
             "policy": document,
             "previous": last,
         }
-        with os.fdopen(os.dup(descriptor), "ab") as file:  # writes all of it, or raises
-            file.write(json.dumps(line, sort_keys=True).encode() + b"\n")
-        os.fsync(descriptor)
+        file.write(json.dumps(line, sort_keys=True).encode() + b"\n")
+        file.flush()  # writes all of it, or raises
+        os.fsync(file.fileno())
     return changed
 
 
@@ -996,25 +995,6 @@ def _read(path: Path, content: bytes) -> tuple[list[PolicyChange], str]:
             )
         previous = hashlib.sha256(line).hexdigest()
     return changes, previous
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[int]:
-    """Open a trail for one writer. A line that a crash cut short is taken off."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        content = _content(descriptor)
-        os.ftruncate(descriptor, content.rfind(b"\n") + 1)
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _content(descriptor: int) -> bytes:
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    with os.fdopen(os.dup(descriptor), "rb") as file:
-        return file.read()
 
 
 def _user(number: int) -> str:

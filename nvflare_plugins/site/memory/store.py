@@ -30,7 +30,7 @@ from he_processors.randomness import OS_RANDOMNESS
 from nvflare_plugins.base.checks import too_old
 from nvflare_plugins.base.declared import values_of
 from nvflare_plugins.base.errors import HeldElsewhere, PolicyRefusal
-from nvflare_plugins.base.files import make_folder, sync_folder, write_private
+from nvflare_plugins.base.files import locked, make_folder, sync_folder, write_private
 from nvflare_plugins.data.declaration import IdForm
 from nvflare_plugins.site.policy import SitePolicy
 
@@ -445,7 +445,7 @@ class Memory:
         if self.path.exists() and self.path.with_name(f"{NAME}-journal").exists():
             self._check_journal()
         if old or not (made.exists() and self.path.exists()):
-            with _alone(folder / _LOCK):
+            with locked(folder / _LOCK):
                 if not self.path.exists() and (made.exists() or not old):
                     self._make(copied(folder, ledgers))
                 if old:
@@ -685,17 +685,6 @@ def _connect(path: Path) -> sqlite3.Connection:
         db.close()
         raise
     return db
-
-
-@contextlib.contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    """Hold the lock of those who make the memory."""
-    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 # Where versions before 0.3 kept what is one file now. They are read no more, and never taken for nothing.
