@@ -28,7 +28,6 @@ from nvflare_plugins.scoring.rows import load_again
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.site.profiles import Family, profiles_of
 from nvflare_plugins.xgb import stock as xgb
-from nvflare_plugins.xgb.model_json import trees_model
 from nvflare_plugins.xgb.objectives import is_ranking
 
 # How well scores tell two groups apart, with intervals: area under the ROC curve, and hits at few false alarms.
@@ -613,7 +612,7 @@ def _values(model: FinishedModel, groups: Groups) -> list[Reconstructed]:
     likelihood = _log_likelihood(model, some)
     counts = Counter(
         feature
-        for tree in trees_model(model.document()["learner"])["trees"]
+        for tree in model.trees
         for feature, left in zip(tree["split_indices"], tree["left_children"], strict=True)
         if left >= 0
     )

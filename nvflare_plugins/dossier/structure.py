@@ -39,7 +39,7 @@ from nvflare_plugins.site.memory.registry import Registry
 from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.site.policy_values import ReleaseRules, is_private
-from nvflare_plugins.xgb.model_json import leaf_size, trees_model
+from nvflare_plugins.xgb.model_json import leaf_size
 from nvflare_plugins.xgb.objectives import objective_facts
 
 _NOT_JUDGED = "not judged"
@@ -149,7 +149,7 @@ def leaves_reached(model: FinishedModel, table: Table, least: int, hessian_bound
         hessian_bound: largest hessian of a row; a leaf of all sites' rows holds at least its cover divided by it. None
             where covers are not sums over rows, or hessians have no bound.
     """
-    trees = trees_model(model.document()["learner"])["trees"]
+    trees = model.trees
     starts = np.cumsum([0, *(len(tree["left_children"]) for tree in trees)])
     n_classes = 1 if model.classes is None else len(model.classes)
     label = np.zeros(table.n_rows, np.float32) if model.classes is None else table.label
@@ -176,7 +176,7 @@ def n_parameters(model: FinishedModel) -> int:
 
     Of K classes a leaf counts K - 1, as SACRO-ML does; of a regression as many as its outputs.
     """
-    trees = trees_model(model.document()["learner"])["trees"]
+    trees = model.trees
     n_leaves = sum(list(tree["left_children"]).count(-1) for tree in trees)
     n_splits = sum(len(tree["left_children"]) for tree in trees) - n_leaves
     of_leaf = leaf_size(trees[0]) if model.classes is None else len(model.classes) - 1

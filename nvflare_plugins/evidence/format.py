@@ -150,16 +150,9 @@ class SignedHead:
 
     def statement(self, job_id: str, attempt: str) -> bytes:
         """Return the bytes that the owner signs, bound to the job attempt so that a head cannot be reused."""
-        return canonical(
-            {
-                "domain": _HEAD_DOMAIN,
-                "job_id": job_id,
-                "attempt": attempt,
-                "site": self.site,
-                "n_records": self.n_records,
-                "digest": self.digest.hex(),
-            }
-        )
+        head = self.to_dict()
+        del head["signature"]
+        return canonical({"domain": _HEAD_DOMAIN, "job_id": job_id, "attempt": attempt, **head})
 
     def to_dict(self) -> Record:
         """Return the head as JSON values."""

@@ -18,6 +18,7 @@ from typing import Any
 from he_processors.errors import ConfigurationError, ProtocolError
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from nvflare_plugins.base.checks import check_plain
+from nvflare_plugins.base.declared import values_of
 from nvflare_plugins.base.errors import time_mends
 from nvflare_plugins.base.files import make_folder, write_atomically
 from nvflare_plugins.base.formatting import printable
@@ -74,14 +75,8 @@ class SiteReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return FOBS-serialisable values."""
-        return {
-            "status": self.status,
-            "error": self.error,
-            "model_hmac": self.model_hmac,
-            "summary": json.dumps(dict(self.summary)),
-            "evidence": self.evidence,
-            "earlier": {str(number): content for number, content in self.earlier.items()},
-        }
+        earlier = {str(number): content for number, content in self.earlier.items()}
+        return {**values_of(self), "summary": json.dumps(dict(self.summary)), "earlier": earlier}
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> SiteReport:

@@ -49,16 +49,8 @@ Raises: ConfigurationError.
 """
 
 
-def _sees_no_sum(job: Job, n_sites: int, workspace: Path) -> ServerSum | None:
-    return None
-
-
 def _accept(job: Any, sites: Sites, n_sites: int) -> None:
     """Refuse nothing beyond what the job refuses by itself."""
-
-
-def _first_site(job: Job, sites: tuple[str, ...]) -> str:
-    return sites[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +73,8 @@ class JobKind:
     name: str
     job: type[Job]
     run: RunSite
-    answer_sum: AnswerSum = _sees_no_sum
-    metrics_site: Callable[[Any, tuple[str, ...]], str] = _first_site
+    answer_sum: AnswerSum = lambda job, n_sites, workspace: None
+    metrics_site: Callable[[Any, tuple[str, ...]], str] = lambda job, sites: sites[0]
     kept: tuple[str, ...] = ()
     stated: tuple[str, ...] = ()
     fewest: int = 3
@@ -111,10 +103,6 @@ def _choices_of_dpboost(job: DpBoostJob, n_sites: int, workspace: Path) -> Serve
     from nvflare_plugins.kinds.dpboost.server import DpBoostServer
 
     return DpBoostServer(job).answer
-
-
-def _active_party(job: VerticalJob, sites: tuple[str, ...]) -> str:
-    return job.active  # it alone knows the metrics
 
 
 def _check_buckets(job: BucketJob, sites: Sites, n_sites: int) -> None:
@@ -203,7 +191,7 @@ _ROWS = (
         "vertical",
         VerticalJob,
         _named("vertical.site.run_vertical_site"),
-        metrics_site=_active_party,
+        metrics_site=lambda job, sites: job.active,  # it alone knows the metrics
         stated=("active", *_LABELLED, "profile", "preset", "num_rounds"),
         fewest=2,
         check=check_vertical_early,

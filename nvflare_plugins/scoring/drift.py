@@ -24,7 +24,6 @@ from nvflare_plugins.base.formatting import bounds
 from nvflare_plugins.scoring.model import Feature, FinishedModel
 from nvflare_plugins.scoring.rows import Rows, RowsInPasses
 from nvflare_plugins.xgb.cuts import LARGEST_VALUE
-from nvflare_plugins.xgb.model_json import trees_model
 
 _MOST_CUTS = 19
 _SCORE_BINS = 10
@@ -102,7 +101,7 @@ def _scores(model: FinishedModel, batch: Batch) -> tuple[list[str], list[NDArray
 def _thresholds(model: FinishedModel) -> list[NDArray[np.float64]]:
     """Return the ascending thresholds on each column of numbers. Shapes: float64[n] each."""
     found: list[set[float]] = [set() for _ in model.features]
-    for tree in trees_model(model.document()["learner"])["trees"]:
+    for tree in model.trees:
         columns = ("left_children", "split_indices", "split_conditions", "split_type")
         for child, feature, threshold, kind in zip(*(tree[column] for column in columns), strict=True):
             # Beyond the outermost cuts lie the thresholds of splits that send only missing values aside.

@@ -24,7 +24,7 @@ from scipy.special import logit
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.formatting import printable
 from nvflare_plugins.scoring.model import FinishedModel, ScoringError
-from nvflare_plugins.xgb.model_json import bare_model, category_sets, leaf_size, model_bytes, tree_weights, trees_model
+from nvflare_plugins.xgb.model_json import bare_model, category_sets, model_bytes, tree_weights, trees_model
 
 STRIPPED_ATTRIBUTE = "veilboost_sum_hessian"
 STRIPPED_NOTE = "set to NaN before the model left its site; cover and SHAP values are not available"
@@ -74,22 +74,10 @@ def facts(model: FinishedModel) -> dict[str, Any]:
     }
 
 
-def splits_by_sets(document: dict[str, Any]) -> bool:
-    """Tell whether a tree of a model document splits a column by a set of more than one category."""
-    trees = trees_model(document["learner"])["trees"]
-    return any(size > 1 for tree in trees for size in tree["categories_sizes"])
-
-
-def has_vector_leaves(document: dict[str, Any]) -> bool:
-    """Tell whether the trees of a model document were grown with multi_output_tree."""
-    return any(leaf_size(tree) > 1 for tree in trees_model(document["learner"])["trees"])
-
-
 def probes(model: FinishedModel) -> Floats:
     """Return rows on which two readers of a model would part. Shapes: result: float32[256, n_features]."""
-    document = model.document()
     at: list[set[float]] = [{0.0} for _ in model.features]
-    for tree in trees_model(document["learner"])["trees"]:
+    for tree in model.trees:
         nodes = zip(tree["left_children"], tree["split_indices"], tree["split_conditions"], strict=True)
         for left, feature, threshold in nodes:
             if left != -1:
@@ -171,10 +159,9 @@ def to_onnx(model: FinishedModel) -> bytes:
         import onnxruntime
     except ImportError as error:
         raise missing("ONNX", "onnx", error) from None
-    document = model.document()
-    if has_vector_leaves(document):
+    if model.has_vector_leaves:
         raise refusal(model, "ONNX", "its leaves are vectors (multi_output_tree)")
-    made = _graph(onnx.helper, onnx.TensorProto, model, document)
+    made = _graph(onnx.helper, onnx.TensorProto, model)
     entry = made.metadata_props.add()
     entry.key, entry.value = "veilboost", json.dumps(facts(model), ensure_ascii=False)
     onnx.checker.check_model(made)
@@ -184,10 +171,11 @@ def to_onnx(model: FinishedModel) -> bytes:
     return content
 
 
-def _graph(helper: Any, types: Any, model: FinishedModel, document: dict[str, Any]) -> Any:
+def _graph(helper: Any, types: Any, model: FinishedModel) -> Any:
+    learner = model.document()["learner"]
     n_outputs = len(model.classes or ()) if model.objective.startswith("multi:") else 1
-    has_sets = splits_by_sets(document)
-    grown = (_ensemble_of_sets if has_sets else _ensemble)(helper, types, document, n_outputs)
+    has_sets = any(size > 1 for tree in model.trees for size in tree["categories_sizes"])
+    grown = (_ensemble_of_sets if has_sets else _ensemble)(helper, types, learner, n_outputs)
     nodes = [*grown, *_after(helper, types, model)]
     shape = [None, n_outputs] if model.objective == "multi:softprob" else [None]
     outputs = [helper.make_tensor_value_info("prediction", types.FLOAT, shape)]
@@ -199,7 +187,7 @@ def _graph(helper: Any, types: Any, model: FinishedModel, document: dict[str, An
         helper.make_tensor("one", types.FLOAT, [], [1.0]),
         helper.make_tensor("zero", types.FLOAT, [], [0.0]),
         helper.make_tensor("columns", types.INT64, [1], [1]),
-        helper.make_tensor("base", types.FLOAT, [n_outputs], base_margins(document["learner"], n_outputs)),
+        helper.make_tensor("base", types.FLOAT, [n_outputs], base_margins(learner, n_outputs)),
     ]
     wanted = {name for node in nodes for name in node.input}
     used = [constant for constant in constants if constant.name in wanted]
@@ -241,9 +229,8 @@ def _after(helper: Any, types: Any, model: FinishedModel) -> list[Any]:
     return [flat, node(name, ["margin"], ["prediction"])]
 
 
-def _ensemble_of_sets(helper: Any, types: Any, document: dict[str, Any], n_outputs: int) -> list[Any]:
+def _ensemble_of_sets(helper: Any, types: Any, learner: dict[str, Any], n_outputs: int) -> list[Any]:
     """Return the operators of trees that split by sets: leaves are in a list of their own, and nothing is added."""
-    learner = document["learner"]
     trees = trees_model(learner)
     scales = tree_weights(learner) or [1.0] * len(trees["trees"])
     roots: list[int] = []
@@ -287,9 +274,8 @@ def _ensemble_of_sets(helper: Any, types: Any, document: dict[str, Any], n_outpu
     return [grown, helper.make_node("Add", ["sums", "base"], ["margins"])]
 
 
-def _ensemble(helper: Any, types: Any, document: dict[str, Any], n_outputs: int) -> list[Any]:
+def _ensemble(helper: Any, types: Any, learner: dict[str, Any], n_outputs: int) -> list[Any]:
     """Return the operator of trees that split by numbers and single categories: an entry for each node and leaf."""
-    learner = document["learner"]
     trees = trees_model(learner)
     scales = tree_weights(learner) or [1.0] * len(trees["trees"])
     nodes: list[tuple[Any, ...]] = []

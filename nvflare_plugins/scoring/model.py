@@ -63,6 +63,8 @@ class FinishedModel:
 
     Attributes:
         name: of the file, for messages.
+        content: of the file.
+        trees: in XGBoost's JSON; not to be changed.
         features: its columns, in order.
         objective: XGBoost's name of it.
         classes: the label's classes in the order of the model's outputs, under the names that the job declared, or
@@ -74,22 +76,19 @@ class FinishedModel:
         clipped_at: where the gradients of its training were clipped; None if they were not. Its probabilities are then
             not XGBoost's answers, but follow from them (``recalibrated``).
 
-    Args:
-        content: of the file.
-
     Raises:
         ScoringError: it is no such model.
     """
 
     def __init__(self, content: bytes, name: str) -> None:
-        self.name, self._content = name, content
-        document = self._parsed()
+        self.name, self.content = name, content
+        document = self.document()
         learner = document["learner"]
         attributes = learner.get("attributes", {})
         if model_json.PART_ATTRIBUTE in attributes:
             raise self._error(_PART)
         self.objective = str(learner["objective"]["name"])
-        self._trees: list[dict[str, Any]] = model_json.trees_model(learner)["trees"]
+        self.trees: list[dict[str, Any]] = model_json.trees_model(learner)["trees"]
         self._lacks_covers = model_json.COVERS_ATTRIBUTE in attributes
         self.features = self._read_features(learner, attributes)
         self._check_trees(learner)
@@ -106,6 +105,11 @@ class FinishedModel:
     def direction_of_times(self) -> int:
         """1 where larger predictions mean later events, -1 for hazards; 0 of a model that is not of times."""
         return {"survival:aft": 1, "survival:cox": -1}.get(self.objective, 0)
+
+    @property
+    def has_vector_leaves(self) -> bool:
+        """Whether a tree was grown with multi_output_tree."""
+        return any(model_json.leaf_size(tree) > 1 for tree in self.trees)
 
     @classmethod
     def read(cls, path: str | Path) -> FinishedModel:
@@ -125,17 +129,8 @@ class FinishedModel:
             raise ScoringError(f"{shown} {_PART}.")
         return cls(content, shown)
 
-    @property
-    def content(self) -> bytes:
-        """The bytes that it was read from."""
-        return self._content
-
     def __reduce__(self) -> tuple[type[FinishedModel], tuple[bytes, str]]:
-        return FinishedModel, (self._content, self.name)
-
-    def document(self) -> dict[str, Any]:
-        """Return the model as XGBoost's JSON document, a copy."""
-        return self._parsed()
+        return FinishedModel, (self.content, self.name)
 
     # -- scoring ------------------------------------------------------------------------------------------------------
 
@@ -249,12 +244,12 @@ class FinishedModel:
         Raises:
             ScoringError: the model's covers are not those of rows, or its leaves are vectors.
         """
-        if any(model_json.leaf_size(tree) > 1 for tree in self._trees):
+        if self.has_vector_leaves:
             raise self._error("has vectors for leaves (multi_output_tree), for which XGBoost computes no SHAP values")
-        n_wrong = len(self._trees) if self._lacks_covers else sum(not _are_covers(tree) for tree in self._trees)
+        n_wrong = len(self.trees) if self._lacks_covers else sum(not _are_covers(tree) for tree in self.trees)
         if n_wrong:
             raise self._error(
-                f"cannot be explained: in {n_wrong} of {len(self._trees)} trees the covers, by which SHAP values weigh "
+                f"cannot be explained: in {n_wrong} of {len(self.trees)} trees the covers, by which SHAP values weigh "
                 "paths, are not those of training rows (exported copies, bagging and DPBoost have none, those of "
                 "private trees are noised). Score without explanations; an exported copy can be explained at the site "
                 "that has the model.json it was made from"
@@ -276,13 +271,14 @@ class FinishedModel:
     def _error(self, what: str) -> ScoringError:
         return ScoringError(f"{self.name} {what}.")
 
-    def _parsed(self) -> dict[str, Any]:
-        if not self._content.strip():
+    def document(self) -> dict[str, Any]:
+        """Return the model as XGBoost's JSON document, a copy. Raises: ScoringError: it is none."""
+        if not self.content.strip():
             raise self._error("is empty")
         try:
-            document = json.loads(self._content)
+            document = json.loads(self.content)
         except (ValueError, RecursionError):
-            begins_well = re.match(rb'\s*\{\s*"', self._content) is not None
+            begins_well = re.match(rb'\s*\{\s*"', self.content) is not None
             raise self._error(_CUT_OFF if begins_well else _NO_MODEL) from None
         if isinstance(document, dict) and str(document.get("format", "")).startswith("veilboost-vertical-part"):
             raise self._error(_PART)
@@ -335,7 +331,7 @@ class FinishedModel:
         except (TypeError, ValueError):
             raise self._error(_DAMAGED) from None
         is_multiclass, groups = self.objective in _MULTICLASS, set(model_json.trees_model(learner)["tree_info"])
-        has_vectors = is_multiclass and model_json.leaf_size(self._trees[0]) == n_classes
+        has_vectors = is_multiclass and model_json.leaf_size(self.trees[0]) == n_classes
         n_groups = n_classes if is_multiclass and groups != {0} else 1
         if (
             n_targets not in (0, 1)

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 from pydantic import TypeAdapter
 
@@ -31,7 +32,6 @@ from nvflare_plugins.pages.run_record import RunRecord, records_in
 NAMES_FILE = "models.json"
 MERGED = "merged_model.json"
 _LOCK = ".models.lock"
-_FORMAT = 1
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _NUMBER = re.compile(r"[0-9]{1,9}")
 _HASH_SHOWN = 12
@@ -72,7 +72,7 @@ class FoundModel:
 class ModelVersions:
     """The names of one site's models."""
 
-    def __init__(self, runs: Path, check: Callable[[Path], None] | None = None) -> None:
+    def __init__(self, runs: Path, check: Callable[[Path], None] = lambda path: None) -> None:
         """Read a site's names.
 
         Args:
@@ -124,7 +124,7 @@ class ModelVersions:
         from nvflare_plugins.scoring.model import FinishedModel  # XGBoost, which listing models does not need
 
         FinishedModel.read(self._runs / job / model.file)
-        self._may_be_used(self._runs / job / model.file)
+        self._check(self._runs / job / model.file)
         fresh = Version(job, model.file, model.sha256, datetime.now(UTC).isoformat(timespec="seconds"))
         with self._changing() as names:
             versions = names[name].versions if name in names else ()
@@ -141,7 +141,7 @@ class ModelVersions:
         """Put a version of a name in use; return the one that was. Raises: ConfigurationError: there is none such."""
         with self._changing() as names:
             before = self._of(names, name, version)
-            self._may_be_used(self._intact(name, version, before.versions[version - 1]))
+            self._check(self._intact(name, version, before.versions[version - 1]))
             names[name] = Named(before.versions, version)
         return before.current
 
@@ -162,10 +162,6 @@ class ModelVersions:
             )
         version = int(number) if number else names[name].current
         return self._intact(name, version, self._of(names, name, version).versions[version - 1])
-
-    def _may_be_used(self, path: Path) -> None:
-        if self._check is not None:
-            self._check(path)
 
     @staticmethod
     def is_reference(text: str) -> bool:
@@ -195,7 +191,7 @@ class ModelVersions:
         with locked(self._runs / _LOCK):
             names = self.names()
             yield names
-            document = {"format": _FORMAT, "names": {name: dataclasses.asdict(one) for name, one in names.items()}}
+            document = {"format": 1, "names": {name: dataclasses.asdict(one) for name, one in names.items()}}
             write_private(self._runs / NAMES_FILE, json.dumps(document, indent=1).encode())
 
 
@@ -260,7 +256,7 @@ def _sha256(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _NamesFile:
-    format: int
+    format: Literal[1]
     names: dict[str, Named]
 
 
@@ -272,8 +268,6 @@ def _reader() -> TypeAdapter[_NamesFile]:
 def _read_names(content: bytes) -> dict[str, Named]:
     """Return what the file holds. Raises: ValueError: it is none, or names what is no file beside the runs."""
     found = _reader().validate_json(content, strict=True)
-    if found.format != _FORMAT:
-        raise ValueError("another format")
     for name, one in found.names.items():
         parts = (part for version in one.versions for part in (version.job, version.file))
         is_named = _NAME.fullmatch(name) and 1 <= one.current <= len(one.versions)
