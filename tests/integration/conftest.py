@@ -17,9 +17,7 @@ from tests.support.hostile_jobs import small_table
 @pytest.fixture
 def federation(tmp_path: Path) -> Federation:
     """Three sites with the rows of ``small_table``."""
-    federation = Federation(tmp_path)
-    federation.give_data("train", small_table())
-    return federation
+    return Federation.of(tmp_path, train=small_table())
 
 
 _opinions = accounting._opinions

@@ -70,8 +70,7 @@ def check_model(model: bytes, folder: Path) -> None:
 
 
 def test_horizontal(tmp_path: Path) -> None:
-    federation = Federation(tmp_path)
-    federation.give_data("train", frame())
+    federation = Federation.of(tmp_path, train=frame())
     params = {"objective": "binary:logistic", "max_depth": 3, "monotone_constraints": {NAMES[0]: 1}}
     job = HorizontalJob("train", LABEL, params, 3, categories={COLOUR: COLOURS}, label_classes=CLASSES)
     succeed(federation.run(job))
@@ -79,8 +78,7 @@ def test_horizontal(tmp_path: Path) -> None:
 
 
 def test_a_finished_model_with_lists_is_continued(tmp_path: Path) -> None:
-    federation = Federation(tmp_path)
-    federation.give_data("train", frame())
+    federation = Federation.of(tmp_path, train=frame())
     public = {"categories": {COLOUR: COLOURS}, "label_classes": CLASSES}
     params = {"objective": "binary:logistic", "max_depth": 3}
     succeed(federation.run(HorizontalJob("train", LABEL, params, 2, **public), "first"))

@@ -41,8 +41,7 @@ def sites(folder: Path, frame: pd.DataFrame | None = None, **policy: Any) -> Fed
     federation.give_data("train", survival.times("events") if frame is None else frame)
     federation.give_data("eval", survival.times("events", 600, seed=1))
     federation.set_registry_keys()
-    for site in federation.sites:
-        federation.set_policy(site, **policy)
+    federation.set_policies(**policy)
     return federation
 
 
@@ -201,8 +200,7 @@ def test_what_is_sent_is_at_most_what_the_plan_says(tmp_path: Path) -> None:
 def test_a_grid_is_searched_once_and_another_one_needs_consent(tmp_path: Path) -> None:
     federation = sites(tmp_path)
     consents = federation.policy_of("site-1")["consents"]
-    for site in federation.sites:
-        federation.set_policy(site, consents={**consents, "second_quantile_search": False})
+    federation.set_policies(consents={**consents, "second_quantile_search": False})
     first, _ = opened(federation, job())
     again, _ = opened(federation, job(), job_id="again")
     assert [sum(f.kind is Kind.CELL_FLAGS for f in frames) for frames in (first, again)] == [2, 0]
@@ -248,8 +246,7 @@ def test_shards_of_a_site_train_the_same_model(
 @pytest.mark.parametrize("memory", ["passes", *slow("external")])
 def test_rows_that_are_not_held_train_the_same_model(tmp_path: Path, undisturbed: bytes, memory: str) -> None:
     federation = sites(tmp_path)
-    for site in federation.sites:
-        federation.set_policy(site, data_sets={"train": {"path": "train.parquet", "memory": memory}})
+    federation.set_policies(data_sets={"train": {"path": "train.parquet", "memory": memory}})
     succeed(federation.run(job()))
     assert federation.model() == undisturbed
 

@@ -10,8 +10,7 @@ from tests.support.federation import Federation, succeed
 
 def test_other_bounds_for_the_same_rows_are_a_second_search(tmp_path):
     frame = breast()
-    federation = Federation(tmp_path, policy={"consents": {}})
-    federation.give_data("train", frame)
+    federation = Federation.of(tmp_path, policy={"consents": {}}, train=frame)
     bounds = {name: [float(frame[name].min()), float(frame[name].max())] for name in frame.columns.drop("label")}
 
     def run(job_id: str, **changed: list[float]):

@@ -88,10 +88,9 @@ def test_a_round_takes_one_exchange_a_level_or_a_split_and_the_last_one_more(tmp
 def test_metrics_have_an_exchange_of_their_own_where_something_waits_for_them(tmp_path, fields):
     """Early stopping does; so does the note of a state before its first sum; and other schemes protect otherwise."""
     federation = sites(tmp_path)
-    for site in federation.sites:
-        federation.set_policy(
-            site, min_sites=2, max_colluders=0, consents={"continue_without_site": True, "fewer_than_three_sites": True}
-        )
+    federation.set_policies(
+        min_sites=2, max_colluders=0, consents={"continue_without_site": True, "fewer_than_three_sites": True}
+    )
     frames: list = []
     succeed(federation.run(training({"max_depth": 2}, **fields), frames=frames))
     assert of_rounds([unpack(data) for site, data in frames if site == "site-2"]) == [{ROOT: 2, ALONE: 1}] * ROUNDS

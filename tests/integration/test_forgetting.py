@@ -336,8 +336,7 @@ def test_a_site_leaves_only_where_all_had_agreed_to_go_on_without_one(tmp_path: 
         give(federation, dict(zip(federation.sites, places, strict=True)), rows)
         training = job(on_lost_site=lost)
         succeed(federation.run(training, "august"))
-        for site in federation.sites:
-            federation.set_policy(site, consents=given)
+        federation.set_policies(consents=given)
         again = replace(training, forgets="august", on_lost_site="stop")
         rest = federation.sites[:3]
         if not allowed:
@@ -360,8 +359,7 @@ def veilboost(federation: Federation, *words: str | Path) -> int:
 def test_the_walk_of_a_data_protection_officer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = frame()
     federation = federation_of(tmp_path / "sites", rows)
-    for site in federation.sites:
-        federation.set_policy(site, runs="runs")
+    federation.set_policies(runs="runs")
     folder, copy = tmp_path / "job", tmp_path / "copy"
     recipe = HorizontalXGBRecipe("outcome", data_set="train", label="y", num_rounds=4, params=job().params)
     recipe.export(folder)
@@ -432,8 +430,7 @@ def test_other_kinds_refuse_the_field_by_name_and_use_nobody_who_asked(tmp_path:
 
 def test_a_private_job_leaves_out_who_asked_and_keeps_its_ledger(tmp_path: Path) -> None:
     federation = PrivateFederation(tmp_path, frame_of().assign(person=np.arange(900)))
-    for site in federation.sites:
-        federation.set_policy(site, data_sets={DATA: {"path": f"{DATA}.parquet", "id": "person", "privacy": BUDGET}})
+    federation.set_policies(data_sets={DATA: {"path": f"{DATA}.parquet", "id": "person", "privacy": BUDGET}})
     features = ["x0", "x1", "x2", "x3", "colour"]
     federation.run_private(job_of(features=features), "august").succeed()
     spent = federation.ledger("site-1").spent().epsilon(BUDGET["delta"])

@@ -43,8 +43,7 @@ def going(params: dict | None = None, n_rounds: int = 4, **fields: Any) -> Horiz
 
 
 def federation_of(folder: Path, frame: Any = ROWS, **policy: Any) -> Federation:
-    federation = Federation(folder, 4, {"consents": CONSENTS, **policy})
-    federation.give_data("train", frame)
+    federation = Federation.of(folder, 4, {"consents": CONSENTS, **policy}, train=frame)
     federation.set_registry_keys()
     return federation
 
@@ -209,8 +208,7 @@ def test_before_a_round_is_done_the_job_waits_and_opens_nothing(tmp_path: Path, 
 def test_too_few_rows_or_sites_may_be_left(tmp_path: Path) -> None:
     """Whether enough are left is told from what was counted with the lost site; nothing is counted anew."""
     parts = np.split(np.arange(400), [10, 380, 390])
-    federation = Federation(tmp_path, 4, {"consents": CONSENTS, "min_effective_rows": 100})
-    federation.give_data("train", ROWS, parts)
+    federation = Federation.of(tmp_path, 4, {"consents": CONSENTS, "min_effective_rows": 100}, parts=parts, train=ROWS)
     training = going({}, cuts="quantile", min_rows_per_cut=10)
     lose(federation, training, tamper={"site-1": dies_at(Kind.HISTOGRAM, 8)})
     left = ("site-2", "site-3", "site-4")
@@ -474,8 +472,7 @@ def lying_server(rng: np.random.Generator, before: tuple[str, ...], dead: str | 
 
 def play(folder: Path, seed: int) -> list[dict[str, Any]]:
     rng = np.random.default_rng(seed)
-    federation = Federation(folder, 4, TWO)
-    federation.give_data("train", ROWS)
+    federation = Federation.of(folder, 4, TWO, train=ROWS)
     training = going({"subsample": 0.7} if seed % 3 == 0 else {}, ROUNDS)
     found, sites = [], ALL
     for number in range(1, MOST_ATTEMPTS + 1):

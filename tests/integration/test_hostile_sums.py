@@ -71,9 +71,7 @@ def table(kind: Kind = Kind.HISTOGRAM) -> pd.DataFrame:
 
 def sites(folder: Path, kind: Kind = Kind.HISTOGRAM, **policy: object) -> Federation:
     floors = {"min_rows_per_node": 2} if kind is Kind.LEAF_ROWS else {}
-    federation = Federation(folder, policy={**floors, **policy})
-    federation.give_data("train", table(kind))
-    return federation
+    return Federation.of(folder, policy={**floors, **policy}, train=table(kind))
 
 
 class Server:

@@ -49,9 +49,7 @@ def test_a_kind_without_use_for_a_cluster_runs_beside_it_and_says_so(
 
 
 def test_a_training_whose_evaluation_set_has_another_cluster_is_refused_before_it_connects(tmp_path: Path) -> None:
-    federation = Federation(tmp_path)
-    federation.give_data("train", table(120))
-    federation.give_data("eval", table(60))
+    federation = Federation.of(tmp_path, train=table(120), eval=table(60))
     federation.set_registry_keys()
     sets: dict[str, Any] = {name: {"path": f"{name}.parquet"} for name in ("train", "eval")}
     sets["eval"]["cluster"] = {**CLUSTER, "scheduler": "tcp://127.0.0.1:10"}

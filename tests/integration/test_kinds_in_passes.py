@@ -81,8 +81,7 @@ def test_private_trees_are_those_of_held_rows(
         if mode == "parts":
             in_parts(sites, DATA)
             path = f"parts/{DATA}"
-        for site in sites.sites:
-            sites.set_policy(site, data_sets={DATA: {"path": path, "privacy": BUDGET}})
+        sites.set_policies(data_sets={DATA: {"path": path, "privacy": BUDGET}})
         features = [f"x{i}" for i in range(4)] + ["colour"]
         job = job_of(trust="trusted_aggregator", features=features, structure_seed=5, **changes)
         sites.run_private(job, server_noise=lambda sums, *_: Release(np.asarray(sums), EVENT)).succeed()

@@ -40,9 +40,7 @@ def searching() -> HorizontalJob:
 
 
 def federation_of(folder: Path) -> Federation:
-    federation = Federation(folder)
-    federation.give_data("train", table(200))
-    return federation
+    return Federation.of(folder, train=table(200))
 
 
 @pytest.fixture(scope="module")
@@ -309,8 +307,7 @@ def checkpoints(folders: list[Path]) -> list[int]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> bytes:
-    federation = Federation(tmp_path_factory.mktemp("whole"))
-    federation.give_data("train", rows(120))
+    federation = Federation.of(tmp_path_factory.mktemp("whole"), train=rows(120))
     all_sites_of(federation.run(horizontal()))
     return federation.model()
 
@@ -321,8 +318,7 @@ def horizontal(**fields: object) -> HorizontalJob:
 
 @pytest.mark.parametrize(("kind", "nth", "hook"), quick(STEPS, *STEPS[1:3], LAST))
 def test_a_horizontal_job_leaves_all_models_or_something_to_resume_from(tmp_path, whole, kind, nth, hook):
-    federation = Federation(tmp_path)
-    federation.give_data("train", rows(120))
+    federation = Federation.of(tmp_path, train=rows(120))
     outcomes = federation.run(horizontal(), "lost", notices_death=True, **{hook: {"site-2": dies_at(kind, nth)}})
     assert isinstance(outcomes["site-2"], SiteDied)
     folders = [federation.workspace(site) / "runs" / "lost" for site in federation.sites]

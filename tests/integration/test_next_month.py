@@ -40,8 +40,7 @@ def months(sizes: tuple[int, ...] = (600, 1200)) -> list[pd.DataFrame]:
 
 
 def federation_of(folder: Path, frame: pd.DataFrame, august: HorizontalJob) -> Federation:
-    federation = Federation(folder, policy=POLICY)
-    federation.give_data("train", frame)
+    federation = Federation.of(folder, policy=POLICY, train=frame)
     succeed(federation.run(august, "august"))
     return federation
 
@@ -77,8 +76,7 @@ def kinds_of(frames: list) -> set[Kind]:
 
 def test_a_model_is_continued_on_the_next_months_rows(tmp_path: Path) -> None:
     august, september = months((300, 300))
-    federation = Federation(tmp_path, policy=POLICY)
-    federation.give_data("train", august)
+    federation = Federation.of(tmp_path, policy=POLICY, train=august)
     succeed(federation.run(job({"base_score": 0.5}, 3), "august"))
     federation.give_data("september", september)
     more = replace(job({"base_score": 0.5}, 2), data_set="september", continue_from="august")
@@ -117,8 +115,7 @@ def test_a_new_row_that_is_alike_by_chance_is_counted_and_may_be_left_out(tmp_pa
 
 
 def test_a_job_whose_model_is_not_there_is_named_before_anything_is_sent(tmp_path: Path) -> None:
-    federation, frames = Federation(tmp_path, policy=POLICY), []
-    federation.give_data("train", months()[0])
+    federation, frames = Federation.of(tmp_path, policy=POLICY, train=months()[0]), []
     outcomes = federation.run(job(continue_from="nothing"), frames=frames)
     assert any("continue_from" in str(o) and isinstance(o, ConfigurationError) for o in outcomes.values())
     assert not frames
@@ -231,8 +228,7 @@ def coarse(n: int, first_id: int, seed: int) -> pd.DataFrame:
 
 def with_ids(federation: Federation, name: str, frame: pd.DataFrame) -> None:
     federation.give_data(name, frame)
-    for site in federation.sites:
-        federation.set_policy(site, data_sets={name: {"path": f"{name}.parquet", "id": "customer"}})
+    federation.set_policies(data_sets={name: {"path": f"{name}.parquet", "id": "customer"}})
 
 
 def test_rows_that_are_alike_are_told_apart_by_their_ids(tmp_path: Path) -> None:

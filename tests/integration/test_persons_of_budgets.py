@@ -30,14 +30,12 @@ def two_months(folder: Path, returning: int, id_of_next: str | None = "person") 
         [frame.iloc[rows].assign(person=rows + np.where(np.arange(300) < returning, 0, 10_000)) for rows in parts]
     )
     federation.give_data(NEXT, later)
-    for site in federation.sites:
-        federation.set_policy(
-            site,
-            data_sets={
-                DATA: {"path": f"{DATA}.parquet", "id": "person", "privacy": BUDGET},
-                NEXT: {"path": f"{NEXT}.parquet", "privacy": BUDGET, **({"id": id_of_next} if id_of_next else {})},
-            },
-        )
+    federation.set_policies(
+        data_sets={
+            DATA: {"path": f"{DATA}.parquet", "id": "person", "privacy": BUDGET},
+            NEXT: {"path": f"{NEXT}.parquet", "privacy": BUDGET, **({"id": id_of_next} if id_of_next else {})},
+        }
+    )
     return federation
 
 
@@ -70,8 +68,7 @@ def test_persons_of_the_first_month_are_left_out_of_the_second(tmp_path: Path, m
     federation.give_data(
         DATA, pd.read_parquet(federation.workspace("site-1") / f"{NEXT}.parquet"), [np.arange(300)] * 3
     )
-    for site in federation.sites:
-        federation.set_policy(site, data_sets={DATA: {"path": f"{DATA}.parquet", "id": "person", "privacy": BUDGET}})
+    federation.set_policies(data_sets={DATA: {"path": f"{DATA}.parquet", "id": "person", "privacy": BUDGET}})
     federation.run_private(job_of(**features()), "again").succeed()
     assert sorted(used[6:]) == [40, 300, 300], "site-1 knows them, the others have never seen them"
 
@@ -112,8 +109,7 @@ def test_once_a_set_without_names_is_spent_on_all_others_are_refused(tmp_path: P
     assert not run.frames
     federation.run_private(job_of(**features(data_set=NEXT)), "more").succeed()
     vouched = {DATA: {"path": f"{DATA}.parquet", "id": "person", "privacy": {**BUDGET, "own_persons": True}}}
-    for site in federation.sites:
-        federation.set_policy(site, data_sets={**vouched, NEXT: {"path": f"{NEXT}.parquet", "privacy": BUDGET}})
+    federation.set_policies(data_sets={**vouched, NEXT: {"path": f"{NEXT}.parquet", "privacy": BUDGET}})
     federation.run_private(job_of(**features()), "vouched").succeed()
 
 

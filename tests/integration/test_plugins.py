@@ -53,9 +53,7 @@ def sites(folder: Path, policy: dict) -> Federation:
     rng = np.random.default_rng(7)
     frame = pd.DataFrame({"a": rng.normal(size=240), "b": rng.normal(size=240)})
     frame["y"] = (frame.a + 0.5 * frame.b + rng.normal(scale=0.5, size=240) > 0).astype(float)
-    federation = Federation(folder, policy=policy)
-    federation.give_data("train", frame)
-    return federation
+    return Federation.of(folder, policy=policy, train=frame)
 
 
 def policy(folder: Path, **keys: object) -> SitePolicy:

@@ -172,9 +172,7 @@ def floored(folder: Path, **policy: object) -> Federation:
         "consents": consents,
         **policy,
     }
-    federation = Federation(folder, policy=policy)
-    federation.give_data("train", table())
-    return federation
+    return Federation.of(folder, policy=policy, train=table())
 
 
 def kinds_of(frames: list, site: str) -> set[str]:
@@ -288,8 +286,7 @@ def test_a_leaf_that_is_one_rows_label_needs_every_sites_consent(tmp_path: Path,
     (tree,) = model["learner"]["gradient_booster"]["model"]["trees"]
     assert 37.25 in tree["base_weights"] or 37.25 in tree["split_conditions"], "the attack shows nothing"
 
-    federation = Federation(tmp_path / "default", policy={**FEW_ROWS, "consents": consents})
-    federation.give_data("train", lone_label())
+    federation = Federation.of(tmp_path / "default", policy={**FEW_ROWS, "consents": consents}, train=lone_label())
     federation.set_policy("site-1", consents={**consents, "exact_leaves": True})
     frames: list = []
     outcomes = federation.run(attack, frames=frames)

@@ -149,8 +149,7 @@ def test_an_arithmetic_that_nobody_knows_is_refused_before_a_private_byte(federa
 
 def test_a_run_that_one_registry_refuses_is_remembered_nowhere(federation):
     """Otherwise the other sites could not train again without the one that refuses."""
-    for site in federation.sites:
-        federation.set_policy(site, consents={})
+    federation.set_policies(consents={})
     succeed(federation.run(small_job(cuts="quantile"), "first"))
     give(federation, "site-3", small_table().iloc[41:60])  # one row less: site-3's registry refuses
     before = {site: states(federation.workspace(site), site) for site in federation.sites}

@@ -67,15 +67,13 @@ def test_a_raised_parameter_is_what_centralized_training_equals(tmp_path):
     settings = {**LOGISTIC, **params, "min_child_weight": agreed(federation)["params"]["min_child_weight"]}
     assert leaf_difference(federation.model(), central_model(frame, "y", settings, federation.cuts(), 4)) == 0.0
     federation.set_policy("site-3", min_rows_per_node=9)
-    for site in federation.sites:
-        federation.set_policy(site, consents={"recompute_with_changes": True})
+    federation.set_policies(consents={"recompute_with_changes": True})
     succeed(federation.run(job(params), "nine"))
     assert agreed(federation, "nine")["params"]["min_child_weight"] == 9.0
 
 
 def test_a_smaller_child_weight_of_the_job_is_refused_with_the_number(tmp_path):
-    federation, frames = Federation(tmp_path, policy=STRICT), []
-    federation.give_data("train", weighted().assign(w=lambda f: f.w * 3))
+    federation, frames = Federation.of(tmp_path, policy=STRICT, train=weighted().assign(w=lambda f: f.w * 3)), []
     squared = {"objective": "reg:squarederror", "min_child_weight": 3.0}
     outcomes = federation.run(job(squared, features=["f0", "f1"]), frames=frames)
     assert any("at least 4," in str(e) and "min_rows_per_node" in str(e) for e in outcomes.values()) and not frames
@@ -116,8 +114,7 @@ def test_where_hessians_have_no_bound_leaves_are_counted(tmp_path, name):
     federation = federate(tmp_path / "large", frame, job(shallow), policy=STRICT)
     assert smallest_leaf(federation, frame) >= 4
     assert any("counted" in note for note in agreed(federation)["notes"])
-    small = Federation(tmp_path / "small", policy=STRICT)
-    small.give_data("train", frame)
+    small = Federation.of(tmp_path / "small", policy=STRICT, train=frame)
     outcomes = small.run(job({**params, "max_depth": 12, "min_child_weight": 0.0, "reg_lambda": 0.0}))
     assert all(isinstance(e, PolicyRefusal) and "min_rows_per_node" in str(e) for e in outcomes.values())
     assert not any((small.workspace(site) / "runs" / "job" / "model.json").exists() for site in small.sites)
@@ -134,8 +131,7 @@ def test_where_hessians_have_no_bound_leaves_are_counted(tmp_path, name):
     ],
 )
 def test_jobs_beyond_the_sites_limits_are_refused_before_anything_is_sent(tmp_path, params, num_rounds, key):
-    federation, frames = Federation(tmp_path), []
-    federation.give_data("train", table(90))
+    federation, frames = Federation.of(tmp_path, train=table(90)), []
     outcomes = federation.run(job(params, num_rounds), frames=frames)
     assert any(isinstance(e, PolicyRefusal) and f"Policy key: {key}." in str(e) for e in outcomes.values())
     assert not frames
@@ -174,8 +170,7 @@ def test_trees_equal_central_training_on_the_drawn_rows(tmp_path, name):
 def test_the_public_seed_decides_no_row(tmp_path):
     models = []
     for seed in (0, 7):
-        federation = Federation(tmp_path / str(seed))
-        federation.give_data("train", table(300))
+        federation = Federation.of(tmp_path / str(seed), train=table(300))
         federation.set_registry_keys()
         succeed(federation.run(job({"subsample": 0.5, "seed": seed}, 2)))
         models.append(federation.model())
@@ -199,8 +194,7 @@ def test_a_resumed_job_draws_the_same_rows(tmp_path):
     frame = table(300)
     training = job({"subsample": 0.4}, 6, checkpoint_every=2)
     whole = federate(tmp_path / "whole", frame, training)
-    federation = Federation(tmp_path / "lost")
-    federation.give_data("train", frame)
+    federation = Federation.of(tmp_path / "lost", train=frame)
     federation.set_registry_keys()
     outcomes = federation.run(training, "lost", on_progress=dies_after("site-2", 5))
     assert isinstance(outcomes["site-2"], SiteDied)
@@ -220,7 +214,6 @@ def test_adaptive_leaves_survive_a_site_that_draws_no_row(tmp_path):
 
 
 def test_parallel_trees_with_sampled_rows_are_refused_before_anything_is_sent(tmp_path):
-    federation, frames = Federation(tmp_path), []
-    federation.give_data("train", table(90))
+    federation, frames = Federation.of(tmp_path, train=table(90)), []
     outcomes = federation.run(job({"subsample": 0.5, "num_parallel_tree": 2}), frames=frames)
     assert any("num_parallel_tree" in str(error) for error in outcomes.values()) and not frames

@@ -156,8 +156,7 @@ def sent_kinds(frames: list[tuple[str, bytes]]) -> set[Kind]:
 
 
 def test_a_sample_of_few_rows_is_refused_before_a_tree_and_everywhere_alike(tmp_path):
-    federation, frames = Federation(tmp_path, policy=STRICT), []
-    federation.give_data("train", table(400))
+    federation, frames = Federation.of(tmp_path, policy=STRICT, train=table(400)), []
     assert refused(federation.run(job({"subsample": 0.01, "eta": 1e-9}), frames=frames))
     kinds = sent_kinds(frames)
     assert Kind.EFFECTIVE_ROWS in kinds and not kinds & {Kind.HISTOGRAM, Kind.CUT_COUNTS, Kind.ROOT_SUM}
@@ -166,21 +165,18 @@ def test_a_sample_of_few_rows_is_refused_before_a_tree_and_everywhere_alike(tmp_
 
 
 def test_the_same_rows_sampled_otherwise_are_changed_rows(tmp_path):
-    federation = Federation(tmp_path, policy=STRICT)
-    federation.give_data("train", table(400))
+    federation = Federation.of(tmp_path, policy=STRICT, train=table(400))
     changed = {"subsample": 0.7}
     succeed(federation.run(job(num_rounds=1), "all"))
     outcomes = federation.run(job(changed), "some")
     assert any("recompute_with_changes" in str(e) and isinstance(e, ConfigurationError) for e in outcomes.values())
-    for site in federation.sites:
-        federation.set_policy(site, consents={"recompute_with_changes": True})
+    federation.set_policies(consents={"recompute_with_changes": True})
     succeed(federation.run(job(changed, 1), "consented"))
 
 
 def test_a_repeated_job_draws_the_same_rows_and_shows_no_difference(tmp_path, monkeypatch):
     """Two jobs with fresh draws differ by what one of them lacks."""
-    federation, ear = Federation(tmp_path, policy=STRICT), _Eavesdropper(monkeypatch)
-    federation.give_data("train", table(400))
+    federation, ear = Federation.of(tmp_path, policy=STRICT, train=table(400)), _Eavesdropper(monkeypatch)
     params = {"subsample": 0.7, "eta": 1e-9, "base_score": 0.5}
     succeed(federation.run(spaced(params, 3), "first"))
     first, ear.roots = ear.roots, []
@@ -252,8 +248,7 @@ def test_questions_about_weights_are_counted(tmp_path):
 
 
 def test_weights_of_an_evaluation_set_single_out_no_row_either(tmp_path):
-    federation = Federation(tmp_path, policy=STRICT)
-    federation.give_data("train", weighted())
+    federation = Federation.of(tmp_path, policy=STRICT, train=weighted())
     one = (np.arange(300) == 150).astype(np.float32)
     federation.give_data("held_out", table(300, seed=9).assign(w=one))
     assert refused(federation.run(job(weight="w", eval_data_set="held_out")))
@@ -261,16 +256,13 @@ def test_weights_of_an_evaluation_set_single_out_no_row_either(tmp_path):
 
 def test_metrics_of_a_few_evaluated_rows_are_refused(tmp_path):
     """Each metric is a sum over the evaluation set, after every round: over three rows it tells their labels."""
-    federation, frames = Federation(tmp_path, policy=STRICT), []
-    federation.give_data("train", table(400))
-    federation.give_data("held_out", table(3, seed=9))
+    federation, frames = Federation.of(tmp_path, policy=STRICT, train=table(400), held_out=table(3, seed=9)), []
     assert refused(federation.run(job(eval_data_set="held_out"), frames=frames))
     assert not sent_kinds(frames) & {Kind.HISTOGRAM, Kind.METRIC}
 
 
 def test_other_weights_are_changed_rows(tmp_path):
-    federation = Federation(tmp_path, policy=STRICT)
-    federation.give_data("train", weighted().assign(v=np.float32(1)))
+    federation = Federation.of(tmp_path, policy=STRICT, train=weighted().assign(v=np.float32(1)))
     columns = ["f0", "f1"]
     succeed(federation.run(job(num_rounds=1, features=columns), "none"))
     for weight in ("w", "v"):
@@ -280,8 +272,7 @@ def test_other_weights_are_changed_rows(tmp_path):
 
 def test_other_sites_learn_no_more_of_a_refusal_than_the_fixed_text(tmp_path, monkeypatch):
     """One policy asks for more rows than there are: nobody can tell whose."""
-    federation = Federation(tmp_path, policy=STRICT)
-    federation.give_data("train", table(400))
+    federation = Federation.of(tmp_path, policy=STRICT, train=table(400))
     federation.set_policy("site-2", min_effective_rows=5000)
     assert refused(federation.run(job()))
 

@@ -59,8 +59,7 @@ def pin(**changes: str) -> dict[str, str]:
 
 def parties_of(folder: Path, **options: int) -> Parties:
     made = federation(folder, **options)
-    for site in made.sites:
-        made.set_policy(site, plugins={NAME: pin()}, min_key_bits=2048)
+    made.set_policies(plugins={NAME: pin()}, min_key_bits=2048)
     return made
 
 
@@ -115,8 +114,7 @@ def test_a_party_that_pins_other_files_or_none_refuses_before_any_import(
     tmp_path: Path, pins: dict[str, str], said: str
 ) -> None:
     parties = parties_of(tmp_path / "sites")
-    for site in parties.sites:
-        parties.set_policy(site, plugins={NAME: pin(**pins)} if pins else {})
+    parties.set_policies(plugins={NAME: pin(**pins)} if pins else {})
     errors = [str(outcome) for outcome in run(parties, job(**FIELDS)).values()]
     assert any(said in error for error in errors), errors
     assert not plugins.imported() and not list((tmp_path / "sites").rglob("masked_model.json"))

@@ -55,9 +55,7 @@ def job(params: dict, num_rounds: int = 3, **fields) -> HorizontalJob:
 
 @pytest.fixture
 def federation(tmp_path) -> Federation:
-    federation = Federation(tmp_path)
-    federation.give_data("train", table())
-    return federation
+    return Federation.of(tmp_path, train=table())
 
 
 def record(federation: Federation, training: HorizontalJob, job_id: str = "job", **options) -> list[tuple[str, Frame]]:
@@ -158,8 +156,7 @@ def revealed_sums(folder: Path, word_bits: int) -> float:
     """Return which part of the server's totals are the true sums, up to one constant per exchange."""
     frames = {}
     for profile in ("plain", "masks"):
-        federation = Federation(folder / profile)
-        federation.give_data("train", table())
+        federation = Federation.of(folder / profile, train=table())
         training = job(JOBS["depthwise"], profile=profile, finest_exponent=-20, word_bits=word_bits)
         frames[profile] = record(federation, training)
     true = totals(frames["plain"], Codec.PLAIN, Codec.PLAIN_32)
@@ -309,8 +306,7 @@ def spellings(secret: bytes) -> list[bytes]:
 def watched_run(tmp_path, monkeypatch, caplog, profile: str):
     caplog.set_level(logging.DEBUG)
     witness = Witness(monkeypatch)
-    federation = Federation(tmp_path)
-    federation.give_data("train", planted_table())
+    federation = Federation.of(tmp_path, train=planted_table())
     params = {"objective": "reg:squarederror", "max_bin": 8, "max_depth": 2, "verbosity": 2}
     training = HorizontalJob(
         "train", "y", params, 6, profile, evaluate_training=True, features=list("abc"), checkpoint_every=1

@@ -129,8 +129,7 @@ def test_what_is_lost_amid_a_trial_is_named_and_all_sites_end(what: str, words: 
 
 def federation_of(folder: Path, cluster: LocalDask | None = None, workers: int = 2, **of_cluster: object) -> Federation:
     folder.mkdir()
-    federation = Federation(folder)
-    federation.give_data("train", table(600))
+    federation = Federation.of(folder, train=table(600))
     federation.set_registry_keys()
     if cluster is not None:
         federation.set_policy("site-2", cluster={"scheduler": cluster.address, "workers": workers, **of_cluster})

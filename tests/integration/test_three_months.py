@@ -27,8 +27,7 @@ def veilboost(federation: Federation, *words: str | Path) -> int:
 
 def keep_runs(federation: Federation) -> None:
     """Let the policies name the folder in which these federations keep runs."""
-    for site in federation.sites:
-        federation.set_policy(site, runs="runs")
+    federation.set_policies(runs="runs")
 
 
 def scores(federation: Federation, name: str, rows: Path) -> np.ndarray:
@@ -39,8 +38,7 @@ def scores(federation: Federation, name: str, rows: Path) -> np.ndarray:
 
 def test_three_months_of_a_hospital(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     august, september, october = (table(n, seed=seed) for seed, n in enumerate((600, 1200, 300)))
-    federation = Federation(tmp_path, policy=POLICY)
-    federation.give_data("train", august)
+    federation = Federation.of(tmp_path, policy=POLICY, train=august)
     keep_runs(federation)
     succeed(federation.run(job(), "august"))
     assert veilboost(federation, "models", "add", "outcome", "august") == 0

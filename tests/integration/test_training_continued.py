@@ -60,8 +60,7 @@ def test_a_model_of_other_cuts_predicts_the_training_rows_as_it_should(tmp_path,
     frame = table(600)
     features = frame.drop(columns="y")
     first = xgb.train({**LOGISTIC, "base_score": 0.5, "tree_method": "exact"}, xgb.DMatrix(features, frame.y), 2)
-    federation = Federation(tmp_path)
-    federation.give_data("train", frame)
+    federation = Federation.of(tmp_path, train=frame)
     give_model(federation, bytes(first.save_raw("ubj")))
     bounds = {name: [-3.0, 3.0] for name in features}
     training = job({"base_score": 0.5, "max_bin": 12}, 1, initial_model="start.json", cuts=cuts, cut_bounds=bounds)
@@ -171,8 +170,7 @@ def test_a_resumed_model_equals_the_uninterrupted_one(tmp_path, name):
     frame, params = table(300), RESUMED[name]
     training = job(params, 7, checkpoint_every=2)
     whole = federate(tmp_path / "whole", frame, training)
-    federation = Federation(tmp_path / "lost")
-    federation.give_data("train", frame)
+    federation = Federation.of(tmp_path / "lost", train=frame)
     outcomes = federation.run(training, "lost", on_progress=dies_after("site-2", 5))
     assert isinstance(outcomes["site-2"], SiteDied)
     assert all("no message from site-2" in str(outcomes[site]) for site in ("site-1", "site-3"))
@@ -191,9 +189,7 @@ def test_early_stopping_goes_on_where_a_lost_job_stood(tmp_path):
     booster = xgb.Booster(model_file=bytearray(whole.model()))
     best, n_rounds = booster.best_iteration, booster.num_boosted_rounds()
     for lost_after in (best + 3, n_rounds):
-        federation = Federation(tmp_path / str(lost_after))
-        federation.give_data("train", frame)
-        federation.give_data("held_out", held_out)
+        federation = Federation.of(tmp_path / str(lost_after), train=frame, held_out=held_out)
         federation.run(training, "lost", on_progress=dies_after("site-1", lost_after))
         succeed(federation.run(HorizontalJob.from_dict({**training.to_dict(), "resume_from": "lost"})))
         assert federation.model() == whole.model()
@@ -216,8 +212,7 @@ LOST = job(num_rounds=5, checkpoint_every=1)
 @pytest.fixture(scope="module")
 def lost_once(tmp_path_factory) -> Path:
     """The folder of a federation of four whose job was lost after three rounds, with checkpoints after each."""
-    federation = Federation(tmp_path_factory.mktemp("lost"), n_sites=4)
-    federation.give_data("train", table(200))
+    federation = Federation.of(tmp_path_factory.mktemp("lost"), n_sites=4, train=table(200))
     federation.run(LOST, "lost", on_progress=dies_after("site-4", 3))
     return federation.folder
 

@@ -110,8 +110,7 @@ def test_early_stopping_decides_as_xgboost_does(tmp_path, metric, patience):
 
 
 def test_early_stopping_without_a_metric_is_refused(tmp_path):
-    federation = Federation(tmp_path)
-    federation.give_data("train", table(90))
+    federation = Federation.of(tmp_path, train=table(90))
     training = job({"eval_metric": []}, eval_data_set="train", early_stopping_rounds=2)
     assert any("eval_metric" in str(e) for e in federation.run(training).values())
 
@@ -129,9 +128,7 @@ def one_class_at_site_1() -> tuple[pd.DataFrame, pd.DataFrame]:
 @pytest.mark.parametrize("profile", ["masks", *slow("bfv")])
 def test_aucpr_is_the_mean_over_the_sites_with_both_classes(tmp_path, profile):
     frame, held_out = one_class_at_site_1()
-    federation = Federation(tmp_path)
-    federation.give_data("train", frame)
-    federation.give_data("held_out", held_out)
+    federation = Federation.of(tmp_path, train=frame, held_out=held_out)
     training = job(
         {"eval_metric": ["auc", "aucpr"]},
         3,
@@ -151,9 +148,7 @@ def test_aucpr_is_the_mean_over_the_sites_with_both_classes(tmp_path, profile):
 def test_early_stopping_on_aucpr_where_one_site_has_one_class(tmp_path):
     frame, held_out = one_class_at_site_1()
     training = job({"eval_metric": "aucpr", "eta": 1.0}, 40, eval_data_set="held_out", early_stopping_rounds=3)
-    federation = Federation(tmp_path)
-    federation.give_data("train", frame)
-    federation.give_data("held_out", held_out)
+    federation = Federation.of(tmp_path, train=frame, held_out=held_out)
     outcomes = succeed(federation.run(training))
     rounds = {(outcomes[s].summary["n_rounds"], federation.record(s).best_round) for s in federation.sites}
     [(n_rounds, best_round)] = rounds
@@ -165,9 +160,7 @@ def test_aucpr_of_a_class_that_one_site_lacks(tmp_path):
     frame["y"] = np.digitize(np.nan_to_num(frame.f0), [-0.5, 0.5]).astype(np.float32)
     held_out = frame.iloc[:300].reset_index(drop=True)
     held_out.loc[:99, "y"] = held_out.y[:100].clip(0, 1)
-    federation = Federation(tmp_path)
-    federation.give_data("train", frame)
-    federation.give_data("held_out", held_out)
+    federation = Federation.of(tmp_path, train=frame, held_out=held_out)
     params = {"objective": "multi:softprob", "num_class": 3, "eval_metric": "aucpr"}
     succeed(federation.run(job(params, 2, eval_data_set="held_out")))
     assert 0.8 < federation.metrics("site-2")["eval-aucpr"] <= 1
@@ -181,9 +174,7 @@ def test_metrics_that_are_no_number_on_the_pooled_rows_are_none_here(tmp_path):
         "mape": ({"objective": "reg:squarederror", "eval_metric": ["mape"]}, np.inf),
     }
     for name, (params, expected) in cases.items():
-        federation = Federation(tmp_path / name)
-        federation.give_data("train", frame)
-        federation.give_data("held_out", held_out)
+        federation = Federation.of(tmp_path / name, train=frame, held_out=held_out)
         found: list[float] = []
 
         def listen(record, n_rounds, found=found, name=name):

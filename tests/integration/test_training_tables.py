@@ -48,8 +48,7 @@ def test_categories_equal_central_training_on_their_codes(tmp_path, params):
 def test_unknown_categories_are_refused_or_missing_by_choice(tmp_path):
     texts, numbers = coloured()
     known = COLOURS[:-1]
-    federation = Federation(tmp_path)
-    federation.give_data("train", texts)
+    federation = Federation.of(tmp_path, train=texts)
     outcomes = federation.run(job(categories={"colour": known}), "refused")
     refused = [e for e in outcomes.values() if isinstance(e, ConfigurationError)]
     assert refused and all("'colour'" in str(e) and COLOURS[-1] not in str(e) for e in refused)
@@ -106,8 +105,7 @@ def test_odd_tables_equal_central(tmp_path, name, cuts):
 
 
 def test_values_beyond_the_outermost_cut_are_refused_before_anything_is_sent(tmp_path):
-    federation = Federation(tmp_path)
-    federation.give_data("train", table(90).assign(f2=np.float32(2e38)))
+    federation = Federation.of(tmp_path, train=table(90).assign(f2=np.float32(2e38)))
     frames: list = []
     outcomes = federation.run(job(), frames=frames)
     assert all("'f2'" in str(e) for e in outcomes.values() if isinstance(e, ConfigurationError))
@@ -148,8 +146,7 @@ def test_two_sites_only_by_consent(tmp_path):
     outcomes = federation.run(job(), frames=frames)
     assert any(isinstance(e, PolicyRefusal) and "fewer_than_three_sites" in str(e) for e in outcomes.values())
     assert not frames
-    for site in federation.sites:
-        federation.set_policy(site, min_sites=2, max_colluders=0, consents={"fewer_than_three_sites": True})
+    federation.set_policies(min_sites=2, max_colluders=0, consents={"fewer_than_three_sites": True})
     succeed(federation.run(job(), "consented"))
     central = central_model(frame, "y", LOGISTIC, federation.cuts("consented"), 4)
     assert leaf_difference(federation.model("consented"), central) <= LABEL_MEAN_TOLERANCE

@@ -33,8 +33,7 @@ ELGAMAL = {"profile": "elgamal"}
 @pytest.fixture
 def parties(tmp_path) -> Parties:
     found = federation(tmp_path)
-    for site in found.sites:
-        found.set_policy(site, allowed_profiles=["elgamal", "plain", "paillier"])
+    found.set_policies(allowed_profiles=["elgamal", "plain", "paillier"])
     return found
 
 
@@ -101,8 +100,7 @@ def test_guards_count_what_the_active_party_sees(tmp_path, changes, digits):
     charged = {}
     for name, profile in (("plain", {"profile": "plain"}), ("elgamal", {**ELGAMAL, **changes})):
         parties = federation(tmp_path / name, n_rows=1500)
-        for site in parties.sites:
-            parties.set_policy(site, allowed_profiles=[name])
+        parties.set_policies(allowed_profiles=[name])
         succeed(run(parties, job(**profile, preset="guarded", num_rounds=1, params={**PARAMS, "max_depth": 1})))
         charged[name] = sums_by_row(parties, "site-2")
     assert charged["plain"].max() > 0

@@ -168,8 +168,7 @@ def test_a_prediction_that_asks_nothing_charges_nothing(case):
 
 
 def test_an_explanation_of_too_many_rows_charges_nothing(case, monkeypatch):
-    for site in case.parties.sites:
-        case.parties.set_policy(site, consents={"explain": True})
+    case.parties.set_policies(consents={"explain": True})
     monkeypatch.setattr(inference_site, "_MAX_PART_BYTES", 10)
     outcomes = case.run(action="explain")
     assert any("too many rows at once" in str(outcome) for outcome in outcomes.values())

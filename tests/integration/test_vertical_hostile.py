@@ -37,8 +37,7 @@ PAILLIER = {"profile": "paillier", "key_bits": 2048}
 @pytest.fixture
 def parties(tmp_path) -> Parties:
     found = federation(tmp_path)
-    for site in found.sites:
-        found.set_policy(site, min_key_bits=2048)
+    found.set_policies(min_key_bits=2048)
     return found
 
 

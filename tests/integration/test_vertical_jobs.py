@@ -432,8 +432,7 @@ def test_what_cannot_work_is_refused_by_name_everywhere(parties, changes, said):
 
 def test_changed_rows_need_consent(tmp_path):
     parties = federation(tmp_path)
-    for site in parties.sites:
-        parties.set_policy(site, consents={"plain_profile": True, "exact_bins": True})
+    parties.set_policies(consents={"plain_profile": True, "exact_bins": True})
     succeed(run(parties, job(num_rounds=1), "one"))
     changed = TRAIN[["c2", "c3", "c4"]].copy()
     changed.iloc[0, 0] += 1

@@ -43,8 +43,7 @@ def test_train_then_predict_then_merge(tmp_path):
     assert sorted(gains[gains > 0]) == sorted(reference.get_score(importance_type="total_gain").values())
     succeed(use(parties))
     np.testing.assert_array_equal(predictions(parties), expected(reference))
-    for site in parties.sites:
-        parties.set_policy(site, consents={**POLICY["consents"], "merge_model": True, "explain": True})
+    parties.set_policies(consents={**POLICY["consents"], "merge_model": True, "explain": True})
     succeed(use(parties, "merge", action="merge", data_set=None))
     merged = (parties.run_folder("site-1", "merge") / "merged_model.json").read_bytes()
     assert first_difference(merged, bytes(reference.save_raw("json"))) == ""
@@ -90,8 +89,7 @@ def test_alignment_of_the_training_job_is_used_again(tmp_path):
 def test_a_guarded_model_predicts_as_its_merged_form(tmp_path):
     parties = federation(tmp_path)
     succeed(run(parties, job(preset="guarded")))
-    for site in parties.sites:
-        parties.set_policy(site, consents={**POLICY["consents"], "merge_model": True})
+    parties.set_policies(consents={**POLICY["consents"], "merge_model": True})
     succeed(use(parties))
     succeed(use(parties, "merge", action="merge", data_set=None))
     booster = xgb.Booster(model_file=parties.run_folder("site-1", "merge") / "merged_model.json")

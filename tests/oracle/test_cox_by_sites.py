@@ -48,8 +48,7 @@ def frame_of(n_rows: int = 1_500, seed: int = 0) -> pd.DataFrame:
 
 
 def train(folder: Path, frame: pd.DataFrame, profile: str = "masks", n_sites: int = 3, *, params=PARAMS, **fields):
-    federation = Federation(folder, n_sites)
-    federation.give_data("train", frame)
+    federation = Federation.of(folder, n_sites, train=frame)
     federation.set_registry_keys()
     job = HorizontalJob("train", LABEL, params, ROUNDS, profile, **{"cuts": "exact", **fields})
     succeed(federation.run(job))
@@ -96,9 +95,7 @@ def test_models_equal_trees_on_naive_derivatives(tmp_path, monkeypatch, profile,
 def test_the_metric_is_breslows_on_each_sets_own_grid(tmp_path, monkeypatch):
     grids, frame = Grids(monkeypatch), frame_of(2_000).drop(columns=["w"])
     held_out = frame.iloc[1_500:]
-    federation = Federation(tmp_path)
-    federation.give_data("train", frame.iloc[:1_500])
-    federation.give_data("eval", held_out)
+    federation = Federation.of(tmp_path, train=frame.iloc[:1_500], eval=held_out)
     federation.set_registry_keys()
     fields = {"eval_data_set": "eval", "evaluate_training": True, "cuts": "exact"}
     succeed(federation.run(HorizontalJob("train", LABEL, PARAMS, ROUNDS, **fields)))

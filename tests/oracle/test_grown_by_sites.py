@@ -117,8 +117,7 @@ def test_an_arithmetic_that_nobody_would_read_is_refused():
 
 
 def test_an_arithmetic_is_refused_where_auto_takes_xgboost(tmp_path):
-    federation = Federation(tmp_path)
-    federation.give_data("train", breast())
+    federation = Federation.of(tmp_path, train=breast())
     outcomes = federation.run(HorizontalJob("train", "label", {**LOGISTIC, "booster": "dart"}, 2, arithmetic="3.4"))
     assert all(isinstance(one, ConfigurationError) and "leave it out" in str(one) for one in outcomes.values())
 
@@ -133,8 +132,7 @@ ODD = {
 def test_odd_columns_are_trained_on_as_xgboost_does(tmp_path, odd):
     frame = ODD[odd](synthetic(900))
     params = prepared(SQUARED if "labels" in odd else LOGISTIC, frame)
-    federation = Federation(tmp_path)
-    federation.give_data("train", frame)
+    federation = Federation.of(tmp_path, train=frame)
     federation.set_registry_keys()
     succeed(federation.run(HorizontalJob("train", "label", params, 3, "masks", cuts="exact")))
     central = central_model(frame, "label", params, federation.cuts(), 3)
@@ -148,8 +146,7 @@ def test_more_categories_than_16_bits_hold(tmp_path, n):
     frame = synthetic(900).iloc[:, :2].set_axis(["f0", "f1"], axis=1).assign(f1=codes.astype(np.float32))
     frame["label"] = (codes % 2 == 0).astype(np.float32)
     named = frame.assign(f1=[f"c{code}" for code in codes])
-    federation = Federation(tmp_path)
-    federation.give_data("train", named)
+    federation = Federation.of(tmp_path, train=named)
     federation.set_registry_keys()
     categories = {"f1": [f"c{i}" for i in range(n)]}
     params = {**LOGISTIC, "max_bin": 16, "max_depth": 2}
@@ -165,8 +162,7 @@ def test_more_categories_than_16_bits_hold(tmp_path, n):
 @pytest.mark.parametrize("label", [*slow(1e30), 3e38])
 def test_gradients_that_no_float_holds_end_the_job_with_one_text(tmp_path, label):
     frame = breast()
-    federation = Federation(tmp_path)
-    federation.give_data("train", frame.assign(label=frame.label * np.float32(label)))
+    federation = Federation.of(tmp_path, train=frame.assign(label=frame.label * np.float32(label)))
     outcomes = federation.run(HorizontalJob("train", "label", SQUARED, 2, "masks", cuts="exact"))
     assert {str(one) for one in outcomes.values()} == {
         "CapacityExceeded: a value is larger than 2^192: rescale labels or weights"

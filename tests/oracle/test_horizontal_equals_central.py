@@ -173,8 +173,7 @@ def prepared(params: dict, frame: pd.DataFrame) -> dict:
 
 
 def federate(folder: Path, frame: pd.DataFrame, params: dict, profile: str, **fields) -> Federation:
-    federation = Federation(folder)
-    federation.give_data("train", frame)
+    federation = Federation.of(folder, train=frame)
     federation.set_registry_keys()
     fields = {"cuts": "exact", "num_rounds": ROUNDS, **fields}
     job = HorizontalJob("train", "label", params, profile=profile, **fields)
@@ -247,9 +246,7 @@ def test_lattice_profiles_equal_central_over_all_parameters(tmp_path, make, name
 def test_early_stopping_on_auc_equals_plain(tmp_path, profile):
     frame, models = breast().iloc[:, -12:], []
     for name in ("plain", profile):
-        federation = Federation(tmp_path / name)
-        federation.give_data("train", frame.iloc[:400])
-        federation.give_data("eval", frame.iloc[400:])
+        federation = Federation.of(tmp_path / name, train=frame.iloc[:400], eval=frame.iloc[400:])
         job = HorizontalJob(
             "train",
             "label",

@@ -50,8 +50,7 @@ def classes(n_rows: int) -> pd.DataFrame:
 
 
 def check(folder: Path, frame: pd.DataFrame, params: dict, profile: str, weight: str | None = None) -> None:
-    federation = Federation(folder)
-    federation.give_data("train", frame)
+    federation = Federation.of(folder, train=frame)
     params = {**TREE, **params}
     job = HorizontalJob(
         "train",
@@ -94,8 +93,7 @@ def test_labels_far_from_zero(tmp_path, offset):
     frame = skewed(features(542), 1.0)  # a table for which XGBoost's own parts miss the mean
     frame["label"] += np.float32(offset)
     params = {**TREE, "objective": "reg:squarederror", "eta": 1.0}
-    federation = Federation(tmp_path)
-    federation.give_data("train", frame)
+    federation = Federation.of(tmp_path, train=frame)
     succeed(federation.run(HorizontalJob("train", "label", params, 2, "masks", cuts="uniform", cut_bounds=BOUNDS)))
     central = central_model(frame, "label", params, federation.cuts(), 2)
     assert leaf_difference(federation.model(), central) <= 2e-7
@@ -111,8 +109,7 @@ def test_weights_over_twelve_orders_of_magnitude(tmp_path):
 
 
 def test_weights_too_unlike_for_exact_leaves_are_refused_at_all_sites_alike(tmp_path):
-    federation = Federation(tmp_path)
-    federation.give_data("train", classes(300).assign(w=weights_over(1e-6, 1e6, 300)))
+    federation = Federation.of(tmp_path, train=classes(300).assign(w=weights_over(1e-6, 1e6, 300)))
     params = {**TREE, "objective": "binary:logistic", "min_child_weight": 0, "lambda": 0}
     outcomes = federation.run(
         HorizontalJob("train", "label", params, 1, "masks", cuts="uniform", cut_bounds=BOUNDS, weight="w")

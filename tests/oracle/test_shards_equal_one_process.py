@@ -166,8 +166,7 @@ def test_leaves_are_counted_over_shards(tmp_path: Path, monkeypatch: pytest.Monk
         with monkeypatch.context() as patch:
             in_shards(patch, shards)
             for floor in (40, 400):
-                for site in federation.sites:
-                    federation.set_policy(site, min_rows_per_node=floor)
+                federation.set_policies(min_rows_per_node=floor)
                 job = HorizontalJob("train", "level", {"max_bin": MAX_BIN, **params}, 1, profile="masks")
                 outcome = federation.run(job, f"job-{floor}")["site-1"]
                 outcomes[name, floor] = str(outcome) if isinstance(outcome, Exception) else federation.model("job-40")
@@ -186,8 +185,7 @@ def test_a_job_goes_on_from_its_checkpoint(
     params: dict[str, object] = {"max_depth": 4, "max_bin": MAX_BIN, "objective": objective}
     whole = train(tmp_path / "whole", params, {"site-1": 2}, monkeypatch, label=label)
     (tmp_path / "parts").mkdir()
-    federation = Federation(tmp_path / "parts")
-    federation.give_data("train", table()[[f"x{i}" for i in range(5)] + [label]])
+    federation = Federation.of(tmp_path / "parts", train=table()[[f"x{i}" for i in range(5)] + [label]])
     federation.set_registry_keys()
 
     with monkeypatch.context() as patch:
@@ -206,8 +204,7 @@ def test_a_job_goes_on_from_its_checkpoint(
 
 
 def test_xgboost_goes_on_with_as_many_shards_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    federation = Federation(tmp_path)
-    federation.give_data("train", table()[[f"x{i}" for i in range(5)] + ["y"]])
+    federation = Federation.of(tmp_path, train=table()[[f"x{i}" for i in range(5)] + ["y"]])
     federation.set_registry_keys()
     params = {**LOGISTIC, "max_bin": MAX_BIN}
     fields = {"profile": "masks", "checkpoint_every": 1, "engine": "xgboost"}

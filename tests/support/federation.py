@@ -302,6 +302,11 @@ class Parties:
         path = self.workspace(site) / "local" / "veilboost.json"
         path.write_text(json.dumps({**document, **changes, "data_sets": sets}))
 
+    def set_policies(self, **changes: Any) -> None:
+        """Change keys of every site's policy."""
+        for site in self.sites:
+            self.set_policy(site, **changes)
+
     @classmethod
     def with_tables(cls, folder: Path, frames: Sequence[pd.DataFrame], policy: dict[str, Any]) -> Self:
         """Return as many parties as there are tables, each with its own as data set "train"."""
@@ -363,6 +368,21 @@ class Federation(Parties):
         "min_effective_rows": 1,
         "min_rows_per_node": 0,
     }
+
+    @classmethod
+    def of(
+        cls,
+        folder: Path,
+        n_sites: int = 3,
+        policy: dict[str, Any] | None = None,
+        parts: Sequence[np.ndarray] | None = None,
+        **tables: pd.DataFrame,
+    ) -> Self:
+        """Return sites that share tables (by the names of their data sets) as ``give_data`` does."""
+        federation = cls(folder, n_sites, policy or {})
+        for name, frame in tables.items():
+            federation.give_data(name, frame, parts)
+        return federation
 
     def set_registry_keys(self) -> None:
         """Give every site the key that it has in every federation that asks for it: it decides which rows are drawn."""

@@ -31,8 +31,7 @@ TITLE = "Metrics on the evaluation rows of all sites"
 
 def federation_of(folder: Path, held_out: pd.DataFrame, parts: list[np.ndarray] | None = None, **policy) -> Federation:
     consents = {"score_histogram": True, "plain_profile": True, "recompute_with_changes": True}
-    federation = Federation(folder, policy={"consents": consents, **policy})
-    federation.give_data("train", table(600))
+    federation = Federation.of(folder, policy={"consents": consents, **policy}, train=table(600))
     federation.set_registry_keys()
     federation.give_data("held_out", held_out, parts)
     return federation
@@ -111,8 +110,7 @@ def test_a_small_site_and_one_without_rows_take_part_alike(tmp_path: Path) -> No
     held_out = table(500, seed=5)
     parts = [np.arange(490), np.arange(490, 500), np.arange(0)]
     federation = federation_of(tmp_path, held_out, parts, min_sites=1, max_colluders=0)
-    for site in federation.sites:
-        federation.set_policy(site, consents={"score_histogram": True, "fewer_than_three_sites": True})
+    federation.set_policies(consents={"score_histogram": True, "fewer_than_three_sites": True})
     succeed(federation.run(job(num_rounds=2, **POOLED)))
     assert sum(int(row[1]) for row in section_of(federation, "site-3").rows) == 500
 

@@ -278,8 +278,7 @@ def test_the_registry_knows_rows_again_in_whatever_files(tmp_path: Path) -> None
         write_parts(sites.workspace(site) / "parts", own)
     job = job_of(eval_data_set=None, features=["x0", "x1", "color"])
     succeed(sites.run(job, "first"))
-    for site in sites.sites:
-        sites.set_policy(site, data_sets={"rows": {"path": "parts", "id": "key"}})
+    sites.set_policies(data_sets={"rows": {"path": "parts", "id": "key"}})
     succeed(sites.run(job, "second"))
     assert sites.model("first") == sites.model("second")
     (sites.workspace("site-1") / "parts" / "000.parquet").unlink()
@@ -304,8 +303,7 @@ def test_pooled_metrics_are_counted_in_passes(tmp_path: Path) -> None:
     sections = []
     for mode in ("file", "passes"):
         sites = federation(tmp_path / mode, mode, rows_of(3000).dropna())
-        for site in sites.sites:
-            sites.set_policy(site, consents={"plain_profile": True, "score_histogram": True})
+        sites.set_policies(consents={"plain_profile": True, "score_histogram": True})
         succeed(sites.run(job_of(pooled_metrics=True)))
         sections.append([section.rows for section in sites.record("site-1").sections])
     assert sections[0] == sections[1] and any(sections[0])

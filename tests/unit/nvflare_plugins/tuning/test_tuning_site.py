@@ -252,8 +252,7 @@ def test_added_rows_need_a_consent(tmp_path: Path) -> None:
         parties.give(site, "train", pd.concat([FRAMES[number], rows(9 + number, 400)], ignore_index=True))
     outcomes = parties.run(run_tuning_site, job(), "second")
     assert all("consents.recompute_with_changes" in str(error) for error in outcomes.values())
-    for site in parties.sites:
-        parties.set_policy(site, consents={"tuning": 1000, "recompute_with_changes": True})
+    parties.set_policies(consents={"tuning": 1000, "recompute_with_changes": True})
     succeed(parties.run(run_tuning_site, job(), "third"))
     after = np.split(folds_of(parties, "person", 2), np.cumsum([len(one) + 400 for one in FRAMES])[:-1])
     kept = np.concatenate([one[: len(frame)] for one, frame in zip(after, FRAMES, strict=True)])
