@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self, TypeVar
+from typing import BinaryIO, ClassVar, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -318,15 +319,15 @@ class ResidueCodec:
         """Let a SEAL object's ``load`` read residues that the caller has checked."""
         size = _SEAL_HEADER.size + len(self._prefix) + self._residue_bytes
         header = _SEAL_HEADER.pack(_SEAL_MAGIC, _SEAL_HEADER.size, *_seal_version(), _NOT_COMPRESSED, 0, size)
-        with _MemoryFile() as file:
+        with _memory_file() as (file, path):
             file.write(b"".join((header, self._prefix, residues.astype("<u8", copy=False).tobytes())))
-            load(file.path)
+            load(path)
 
 
 def _read_object(save: Callable[[str], None]) -> bytes:
     """Return the content, uncompressed, of what a SEAL object's ``save`` writes."""
-    with _MemoryFile() as file:
-        save(file.path)
+    with _memory_file() as (file, path):
+        save(path)
         data = file.read()
     magic, header_size, _, _, compression, _, size = _SEAL_HEADER.unpack_from(data)
     if (magic, header_size, size) != (_SEAL_MAGIC, _SEAL_HEADER.size, len(data)):
@@ -336,65 +337,27 @@ def _read_object(save: Callable[[str], None]) -> bytes:
         return bytes(content)
     if compression != _ZSTANDARD:
         raise BackendUnavailable("SEAL was built with a compressor that VeilBoost does not read")
-    return bytes(pa.Codec("zstd").decompress(content, decompressed_size=_frame_content_size(content), asbytes=True))
-
-
-def _frame_content_size(frame: memoryview) -> int:
-    """Return the length that a Zstandard frame written by SEAL announces (RFC 8878, section 3.1.1.1)."""
-    descriptor = frame[4]
-    is_single_segment = bool(descriptor & 0x20)
-    n_bytes = (int(is_single_segment), 2, 4, 8)[descriptor >> 6]
-    start = 5 + (0 if is_single_segment else 1)
-    size = int.from_bytes(frame[start : start + n_bytes], "little")
-    return size + 256 if n_bytes == 2 else size
+    return bytes(pa.CompressedInputStream(pa.BufferReader(content), "zstd").read())
 
 
 @functools.cache
 def _seal_version() -> tuple[int, int]:
-    with _MemoryFile() as file:
-        seal.Plaintext().save(file.path)
+    with _memory_file() as (file, path):
+        seal.Plaintext().save(path)
         _, _, major, minor, *_ = _SEAL_HEADER.unpack_from(file.read())
     return major, minor
 
 
-class _MemoryFile:
-    """An anonymous file in memory with a path that C++ streams can open."""
-
-    def __init__(self) -> None:
-        if not hasattr(os, "memfd_create"):
-            raise BackendUnavailable("BFV and CKKS need Linux: SEAL's objects pass through anonymous memory files")
-        self._descriptor = os.memfd_create("veilboost")
-        self.path = f"/proc/self/fd/{self._descriptor}"
-
-    def __enter__(self) -> _MemoryFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._descriptor)
-
-    def write(self, data: bytes) -> None:
-        os.write(self._descriptor, data)
-
-    def read(self) -> bytes:
-        return os.pread(self._descriptor, os.fstat(self._descriptor).st_size, 0)
+@contextlib.contextmanager
+def _memory_file() -> Iterator[tuple[BinaryIO, str]]:
+    """Open an anonymous file in memory, with a path that C++ streams can open."""
+    if not hasattr(os, "memfd_create"):
+        raise BackendUnavailable("BFV and CKKS need Linux: SEAL's objects pass through anonymous memory files")
+    with open(os.memfd_create("veilboost"), "w+b", buffering=0) as file:
+        yield file, f"/proc/self/fd/{file.fileno()}"
 
 
 # The symmetric key that the sites of one job share under BFV or CKKS, and what it does to plaintexts.
-
-
-def generate_secret(scheme: RingScheme, context: seal.SEALContext, n_summands: int) -> bytes:
-    """Draw a fresh key and return it as bytes.
-
-    Security: whoever has the bytes opens every ciphertext of the job: seal them to the other sites, keep them in memory
-        only. Randomness of keys and ciphertexts is SEAL's own: seeds from the operating system, expanded by BLAKE2xb.
-
-    Raises:
-        ValueError: the scheme cannot add that many messages.
-    """
-    facts = KeyFacts.new(scheme, n_summands)
-    key = seal.KeyGenerator(context).secret_key()
-    header = _FACTS.pack(_SECRET_MAGIC, _VERSION, scheme.code, facts.n_summands, facts.key_id)
-    return header + _secret_codec(scheme, context).export(key.save).tobytes()
 
 
 class RingProcessor:
@@ -418,12 +381,17 @@ class RingProcessor:
     def generate(cls, n_summands: int) -> bytes:
         """Draw a fresh key for sums over ``n_summands`` sites and return its secret bytes.
 
-        Security: seal them to the other sites; they must never reach the server or a disk.
+        Security: whoever has the bytes opens every ciphertext of the job: seal them to the other sites, keep them in
+            memory only. Randomness of keys and ciphertexts is SEAL's own: seeds from the operating system, expanded by
+            BLAKE2xb.
 
         Raises:
             ValueError: the scheme cannot add that many messages.
         """
-        return generate_secret(cls.scheme, cls._context(n_summands), n_summands)
+        context, facts = cls._context(n_summands), KeyFacts.new(cls.scheme, n_summands)
+        key = seal.KeyGenerator(context).secret_key()
+        header = _FACTS.pack(_SECRET_MAGIC, _VERSION, cls.scheme.code, facts.n_summands, facts.key_id)
+        return header + _secret_codec(cls.scheme, context).export(key.save).tobytes()
 
     @classmethod
     def from_secret(cls, secret: bytes) -> Self:
@@ -460,7 +428,7 @@ class RingKey:
     """
 
     def __init__(self, scheme: RingScheme, context: seal.SEALContext, secret: bytes, sample: seal.Plaintext) -> None:
-        """Rebuild a key from the bytes of ``generate_secret``.
+        """Rebuild a key from the bytes of ``RingProcessor.generate``.
 
         Args:
             scheme, context: constants of the scheme.
