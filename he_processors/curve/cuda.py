@@ -80,8 +80,8 @@ def _operations(n: int, scalars: NDArray[np.uint8]) -> Iterator[tuple[str, Calla
     yield "entering and leaving", lambda curve, points: points
     yield "sums", lambda curve, points: curve.add(points, curve.add(points, points))
     yield "doubles", lambda curve, points: curve.negate(curve.double(points, 3))
-    yield "segment sums", lambda curve, points: curve.segsum(points, order, starts)
-    yield "segment sums of sums", lambda curve, points: curve.segsum(curve.double(points, 1), order, starts)
+    yield "segment sums", lambda curve, points: curve.segment_sums(order, starts, n)(points)
+    yield "segment sums of sums", lambda curve, points: curve.segment_sums(order, starts, n)(curve.double(points, 1))
     yield "multiples of one base", lambda curve, points: curve.fixed_base(points[n - 1 :]).mul(scalars)
     yield "multiples", lambda curve, points: curve.mul(points, scalars)
 
@@ -196,20 +196,13 @@ class CudaCurve:
             raise ValueError("times must not be negative")
         return self._doubled(points, times, is_negative=False)
 
-    def segsum(self, points: CudaPoints, order: NDArray[np.int32], starts: NDArray[np.int64]) -> CudaPoints:
-        """Add the points of each segment of a row order; an empty segment gives the neutral point.
-
-        Shapes: order: int32[m]; starts: int64[n_segments + 1], non-decreasing; result: Points[n_segments].
-        """
-        return self.segment_sums(order, starts, len(points))(points)
-
     @guarded
     def segment_sums(
         self, order: NDArray[np.int32], starts: NDArray[np.int64], n_rows: int
     ) -> Callable[[CudaPoints], CudaPoints]:
-        """Prepare ``segsum``: order and chunks go to the device once for all columns of a row.
+        """Prepare sums of segments: order and chunks go to the device once for all columns of a row.
 
-        Raises: as ``segsum``; from the result, ValueError for another number of points.
+        Shapes: order: int32[m]; starts: int64[n_segments + 1], non-decreasing; its result: Points[n_segments].
         """
         check_segments(order, starts, n_rows)
         begin, end = int(starts[0]), int(starts[-1])
@@ -269,7 +262,8 @@ class CudaCurve:
         counts = np.tile(np.arange(1, MULTIPLES + 1), _MOST_DIGITS)
         order = np.repeat(np.repeat(np.arange(_MOST_DIGITS), MULTIPLES), counts).astype(np.int32)
         starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        return self.from_affine(self.to_affine(self.segsum(self.concat(powers), order, starts))).rows
+        sums = self.segment_sums(order, starts, _MOST_DIGITS)(self.concat(powers))
+        return self.from_affine(self.to_affine(sums)).rows
 
     @guarded
     def table_multiples(self, table: Array, scalars: NDArray[np.uint8]) -> CudaPoints:

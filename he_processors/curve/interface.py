@@ -152,17 +152,17 @@ class Curve(Protocol):
     def double(self, points: Points, times: int) -> Points:
         """Multiply every point by 2^times."""
 
-    def segsum(self, points: Points, order: NDArray[np.int32], starts: NDArray[np.int64]) -> Points:
-        """Add the points of each segment of a row order.
-
-        Segment s is ``points[order[starts[s]:starts[s + 1]]]``; an empty segment gives the neutral point.
-        Shapes: order: int32[m]; starts: int64[n_segments + 1], non-decreasing; result: Points[n_segments].
-        """
-
     def segment_sums(
         self, order: NDArray[np.int32], starts: NDArray[np.int64], n_rows: int
     ) -> Callable[[Points], Points]:
-        """Prepare ``segsum`` for several batches of ``n_rows`` points that are added alike."""
+        """Return what adds the points of each segment of a row order, for batches of ``n_rows`` points.
+
+        Segment s is ``points[order[starts[s]:starts[s + 1]]]``; an empty segment gives the neutral point.
+        Shapes: order: int32[m]; starts: int64[n_segments + 1], non-decreasing; its result: Points[n_segments].
+
+        Raises:
+            ValueError: such segments cannot be; from the result, another number of points.
+        """
 
     def fixed_base(self, base: Points) -> FixedBase:
         """Prepare multiples of one point. Shapes: base: Points[1]."""

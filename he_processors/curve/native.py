@@ -236,19 +236,12 @@ class NativeCurve:
             raise ValueError("times must not be negative")
         return self._points(self._apply(_curve.twice, _empty(len(points), _POINT_WORDS), self._rows(points), times))
 
-    def segsum(self, points: NativePoints, order: NDArray[np.int32], starts: NDArray[np.int64]) -> NativePoints:
-        """Add the points of each segment of a row order; an empty segment gives the neutral point.
-
-        Shapes: order: int32[m]; starts: int64[n_segments + 1], non-decreasing; result: Points[n_segments].
-        """
-        return self.segment_sums(order, starts, len(points))(points)
-
     def segment_sums(
         self, order: NDArray[np.int32], starts: NDArray[np.int64], n_rows: int
     ) -> Callable[[NativePoints], NativePoints]:
-        """Prepare ``segsum``: chunks are cut and dealt out once for all columns of a row.
+        """Prepare sums of segments: chunks are cut and dealt out once for all columns of a row.
 
-        Raises: as ``segsum``; from the result, ValueError for another number of points.
+        Shapes: order: int32[m]; starts: int64[n_segments + 1], non-decreasing; its result: Points[n_segments].
         """
         check_segments(order, starts, n_rows)
         passes = segment_passes(order, starts, self.threads, _SHORTEST_CHUNK)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import reduce
 
 import numpy as np
 from numpy.typing import NDArray
@@ -140,29 +141,19 @@ class ReferenceCurve:
             points = [_add(point, point) for point in points]
         return points
 
-    def segsum(self, points: PointBatch, order: NDArray[np.int32], starts: NDArray[np.int64]) -> PointBatch:
-        """Add the points of each segment of a row order; an empty segment gives the neutral point.
-
-        Shapes: order: int32[m]; starts: int64[n_segments + 1], non-decreasing; result: Points[n_segments].
-        """
-        check_segments(order, starts, len(points))
-        rows, sums = order.tolist(), []
-        for begin, end in itertools.pairwise(starts.tolist()):
-            total = _NEUTRAL
-            for row in rows[begin:end]:
-                total = _add(total, points[row])
-            sums.append(total)
-        return sums
-
     def segment_sums(
         self, order: NDArray[np.int32], starts: NDArray[np.int64], n_rows: int
     ) -> Callable[[PointBatch], PointBatch]:
-        """Return ``segsum`` of this order. Raises: as ``segsum``; ValueError for another number of points."""
+        """Return what adds the points of each segment of a row order; an empty segment gives the neutral point.
+
+        Shapes: order: int32[m]; starts: int64[n_segments + 1], non-decreasing; its result: Points[n_segments].
+        """
         check_segments(order, starts, n_rows)
+        rows, segments = order.tolist(), list(itertools.pairwise(starts.tolist()))
 
         def add(points: PointBatch) -> PointBatch:
             check_lengths(points, range(n_rows))
-            return self.segsum(points, order, starts)
+            return [reduce(_add, (points[row] for row in rows[begin:end]), _NEUTRAL) for begin, end in segments]
 
         return add
 

@@ -288,7 +288,7 @@ def measure_curve(bench: Bench) -> None:
     bench.note("curve_mul_by_each_per_s", n / bench.seconds(lambda: curve.mul_by_each(read, scalars[:1])))
     order, starts = bin_order(rng, n, 8)
     prepared = curve.segment_sums(order, starts, n)
-    expected = host.to_affine(host.segsum(host.from_affine(rows), order, starts))
+    expected = host.to_affine(host.segment_sums(order, starts, n)(host.from_affine(rows)))
     for form, points in (("read", read), ("made", summed)):
         check(np.array_equal(curve.to_affine(prepared(points)), expected), "sums of points")
         bench.note(f"curve_additions_of_{form}_per_s", n / bench.seconds(partial(prepared, points)))

@@ -76,7 +76,7 @@ def measure(curve: Curve, scale: float, runs: int) -> dict[str, float]:
     rate("y_words", n, lambda: curve.y_words(summed))
     for name, nodes in (("add_into_bins_of_1_node", 1), ("add_into_bins_of_8_nodes", 8)):
         order, starts = bin_order(rng, n, nodes)
-        rate(name, n, lambda order=order, starts=starts: curve.segsum(points, order, starts))
+        rate(name, n, lambda order=order, starts=starts: curve.segment_sums(order, starts, n)(points))
     few = max(8, n // 100)
     taken = curve.take(summed, np.arange(few))
     rate("times_4_scalars", few, lambda: curve.mul_by_each(taken, scalars[:4]))

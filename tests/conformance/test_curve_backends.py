@@ -22,6 +22,7 @@ from tests.support.curve_toys import (
     both_forms,
     sample_rows,
     scalar_rows,
+    segment_sums,
     small_order_rows,
 )
 from tests.support.examples import examples
@@ -176,11 +177,11 @@ def test_segment_sums(curve: Curve, form: int) -> None:
     lengths = [0, 1, 2, 0, 3, 40, 1, 0, 7, 5, 33, 64, 0]
     starts = np.concatenate([[2], 2 + np.cumsum(lengths)]).astype(np.int64)  # rows before the first segment: unused
     order = rng.integers(0, len(rows), starts[-1] + 3).astype(np.int32)  # and rows after the last one
-    expected = REFERENCE.segsum(REFERENCE.from_affine(rows), order, starts)
-    sums = curve.segsum(points, order, starts)
+    expected = segment_sums(REFERENCE, REFERENCE.from_affine(rows), order, starts)
+    sums = segment_sums(curve, points, order, starts)
     assert same(curve, sums, expected)
-    again = curve.segsum(sums, np.arange(len(lengths), dtype=np.int32)[::-1], np.array([0, 5, 5, len(lengths)]))
-    flipped = REFERENCE.segsum(expected, np.arange(len(lengths), dtype=np.int32)[::-1], np.array([0, 5, 5, 13]))
+    again = segment_sums(curve, sums, np.arange(len(lengths), dtype=np.int32)[::-1], np.array([0, 5, 5, len(lengths)]))
+    flipped = segment_sums(REFERENCE, expected, np.arange(len(lengths), dtype=np.int32)[::-1], np.array([0, 5, 5, 13]))
     assert same(curve, again, flipped)
     assert np.array_equal(curve.to_affine(points), rows)
     prepared = curve.segment_sums(order, starts, len(rows))
@@ -203,17 +204,17 @@ def test_long_segments_among_short_ones(compiled: Curve, form: int) -> None:
     order = rng.integers(0, len(values), starts[-1]).astype(np.int32)
     totals = [int(values[order[begin:end]].sum()) for begin, end in itertools.pairwise(starts)]
     expected = table.mul(rows_from_ints(totals, 8))
-    assert curve.equal(curve.segsum(points, order, starts), expected).all()
+    assert curve.equal(segment_sums(curve, points, order, starts), expected).all()
 
 
 def test_segment_sums_refuse_bad_segments(curve: Curve) -> None:
     points = curve.identity(3)
     for starts in ([0, 2, 1], [0, 3], [-1, 2]):
         with pytest.raises(ValueError):
-            curve.segsum(points, np.array([0, 1], np.int32), np.array(starts, np.int64))
+            segment_sums(curve, points, np.array([0, 1], np.int32), np.array(starts, np.int64))
     for bad in (3, -1):
         with pytest.raises(IndexError):
-            curve.segsum(points, np.array([0, bad], np.int32), np.array([0, 2], np.int64))
+            segment_sums(curve, points, np.array([0, bad], np.int32), np.array([0, 2], np.int64))
 
 
 @pytest.mark.parametrize("width", [1, 3, 8, 31, 32])
@@ -341,7 +342,7 @@ def test_empty_batches(curve: Curve) -> None:
         curve.add(none, none),
         curve.negate(none),
         curve.double(none, 3),
-        curve.segsum(none, no_rows, np.zeros(1, np.int64)),
+        segment_sums(curve, none, no_rows, np.zeros(1, np.int64)),
         curve.fixed_base(curve.identity(1)).mul(no_scalars),
         curve.mul(none, no_scalars),
         *curve.mul_by_each(none, np.ones((2, 32), np.uint8)),
@@ -349,7 +350,7 @@ def test_empty_batches(curve: Curve) -> None:
     assert [len(result) for result in results] == [0] * 13
     assert curve.to_affine(none).shape == (0, 64) and curve.to_ristretto(none).shape == (0, 32)
     assert len(curve.equal(none, none)) == len(curve.y_words(none)[0]) == 0
-    empty_segments = curve.segsum(none, no_rows, np.zeros(4, np.int64))
+    empty_segments = segment_sums(curve, none, no_rows, np.zeros(4, np.int64))
     assert curve.equal(empty_segments, curve.identity(3)).all()
 
 
@@ -447,8 +448,8 @@ def _taken_ristretto(curve: Curve, rows: NDArray[np.uint8]) -> bytes | None:
 def test_any_segments_are_summed_as_by_the_reference(order: list[int], data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(order)), min_size=1, max_size=6)))
     rows, starts = np.array(order, dtype=np.int32), np.array(cuts, dtype=np.int64)
-    expected = REFERENCE.to_affine(REFERENCE.segsum(REFERENCE.from_affine(sample_rows()), rows, starts))
+    expected = REFERENCE.to_affine(segment_sums(REFERENCE, REFERENCE.from_affine(sample_rows()), rows, starts))
     for name in BACKENDS:
         curve = registry.load_backend(name)
         for points in both_forms(curve, sample_rows()):
-            assert np.array_equal(curve.to_affine(curve.segsum(points, rows, starts)), expected)
+            assert np.array_equal(curve.to_affine(segment_sums(curve, points, rows, starts)), expected)

@@ -15,6 +15,7 @@ from tests.bench.bench_curve import bin_order, random_scalars
 from tests.conformance import test_curve_backends as contract
 from tests.conformance.test_curve_backends import *  # noqa: F403  (collects the contract's tests here)
 from tests.conformance.test_curve_oracles import *  # noqa: F403  (and those against libsodium)
+from tests.support.curve_toys import segment_sums
 
 pytestmark = pytest.mark.gpu
 
@@ -56,7 +57,9 @@ def test_batches_that_fill_a_device(curve: Curve) -> None:
         points = one.add(table.mul(scalars), table.mul(digits))
         rows.append(one.to_affine(points))
         read = one.from_affine(rows[-1])
-        sums += [one.to_affine(one.segsum(p, *bin_order(np.random.default_rng(2), n, 8))) for p in (points, read)]
+        sums += [
+            one.to_affine(segment_sums(one, p, *bin_order(np.random.default_rng(2), n, 8))) for p in (points, read)
+        ]
         multiples.append(one.to_affine(one.mul(read[:20_000], scalars[:20_000])))
     assert np.array_equal(*rows)
     assert all(np.array_equal(sums[0], other) for other in sums[1:])

@@ -23,7 +23,7 @@ from tests.shim import ptx_device, shim_device
 from tests.shim.ptx_device import PtxDevice, has_emulation, kernels_of, run, translate
 from tests.shim.ptx_device import compiled as compiled_ptx
 from tests.shim.shim_device import FailingDevice, ShimDevice, has_compiler
-from tests.support.curve_toys import base_rows, sample_rows, scalar_rows
+from tests.support.curve_toys import base_rows, sample_rows, scalar_rows, segment_sums
 from tests.support.elgamal_toys import ToyLevel
 
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="the emulation needs g++")
@@ -168,7 +168,7 @@ def test_points_of_another_device_are_refused() -> None:
         lambda: one.to_affine(points),
         lambda: one.concat([points]),
         lambda: one.take(points, np.zeros(1, np.int64)),
-        lambda: one.segsum(points, np.zeros(1, np.int32), np.array([0, 1])),
+        lambda: segment_sums(one, points, np.zeros(1, np.int32), np.array([0, 1])),
         lambda: one.mul(one.host.identity(1), scalar_rows(1, 1)),  # type: ignore[arg-type]
     ):
         with pytest.raises(ValueError, match="another backend"):

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.bignum.interface import ints_from_rows, rows_from_ints
-from he_processors.curve.interface import BASE_POINT, FIELD_PRIME, GROUP_ORDER, Curve
+from he_processors.curve.interface import BASE_POINT, FIELD_PRIME, GROUP_ORDER, Curve, Points
 from he_processors.curve.reference import ReferenceCurve
 
 REFERENCE = ReferenceCurve()
@@ -17,6 +17,11 @@ D = -121665 * pow(121666, -1, FIELD_PRIME) % FIELD_PRIME
 
 def affine_rows(*points: tuple[int, int]) -> NDArray[np.uint8]:
     return np.hstack([rows_from_ints(column, 32) for column in zip(*points, strict=True)])
+
+
+def segment_sums(curve: Curve, points: Points, order: NDArray[np.int32], starts: NDArray[np.int64]) -> Points:
+    """The sums of one batch's segments."""
+    return curve.segment_sums(order, starts, len(points))(points)
 
 
 def base_rows() -> NDArray[np.uint8]:

@@ -10,7 +10,7 @@ import pytest
 from he_processors.curve import native, registry
 from he_processors.curve import native as native_plan
 from he_processors.errors import BackendUnavailable, ConfigurationError
-from tests.support.curve_toys import base_rows, sample_rows, scalar_rows
+from tests.support.curve_toys import base_rows, sample_rows, scalar_rows, segment_sums
 
 VARIANTS = native.instruction_sets()
 pytestmark = pytest.mark.skipif(not VARIANTS, reason="the native extension was not built")
@@ -96,7 +96,7 @@ def test_threads_do_not_change_results(variant: str) -> None:
     results = []
     for curve in (one, three):
         points = curve.fixed_base(curve.from_affine(base_rows())).mul(scalars)
-        summed = curve.concat([curve.segsum(points, order, starts), *curve.mul_by_each(points, scalars[4:6])])
+        summed = curve.concat([segment_sums(curve, points, order, starts), *curve.mul_by_each(points, scalars[4:6])])
         results.append(curve.to_affine(curve.mul(summed, scalar_rows(len(summed), 2))))
     assert np.array_equal(*results)
 
