@@ -99,7 +99,6 @@ class DatePattern:
 
     text: str
     _pattern: re.Pattern[str] = field(repr=False)
-    _parts: tuple[str, ...] = field(repr=False)
     first_year: int = 0
 
     @classmethod
@@ -121,16 +120,16 @@ class DatePattern:
             return None
         regex = re.escape(between[0])
         for part, after in zip(parts, between[1:], strict=True):
-            regex += f"({_DIGITS.get(part, _TWO_DIGITS)}){re.escape(after)}"
-        names = tuple(part if part.islower() else part[0] for part in parts)
-        return cls(whole, re.compile(regex, re.ASCII), names, first_year)
+            name = part if part.islower() else part[0]
+            regex += f"(?P<{name}>{_DIGITS.get(part, _TWO_DIGITS)}){re.escape(after)}"
+        return cls(whole, re.compile(regex, re.ASCII), first_year)
 
     def days(self, text: str) -> float | None:
         """Return the days since 1970-01-01, the time as a fraction of a day; None if the text is no such date."""
         match = self._pattern.fullmatch(text)
         if match is None:
             return None
-        value = dict(zip(self._parts, map(int, match.groups()), strict=True))
+        value = {name: int(digits) for name, digits in match.groupdict().items()}
         try:
             year = value["Y"]
             if self.first_year:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -218,9 +219,9 @@ class JobController(Controller):
         _check_names(clients)
         site_cells = {client.name: f"{client.get_fqcn()}.{job_id}" for client in clients}
         self._hear_of_sites(clients)
-        presence = None if waits_s is None else self._presence(clients, site_cells)
+        patience = None if waits_s is None else _Patience(self._presence(clients, site_cells), waits_s)
         workspace = Path(self._engine.get_workspace().get_root_dir())
-        standing = _Standing(self._run_folder(fl_ctx), waits_s, clients)
+        standing = _Standing(self._run_folder(fl_ctx), clients, patience)
         on_sum = kind_of(self.kind).answer_sum(job, len(clients), workspace)
         served = ServedJob(
             job_id,
@@ -237,14 +238,13 @@ class JobController(Controller):
         taking_part = standing.members
         while True:
             cells = {site: site_cells[site] for site in taking_part}
-            attempt, task = self._begin(job, served, standing, cells, presence, fl_ctx)
-            without = set(site_cells) - set(taking_part)
-            left_out = _LeftOut(self, without, presence, fl_ctx)
-            self._supervise(attempt, task, presence, abort_signal, left_out, standing)
-            reason = self._finish(attempt, presence, waits_s, abort_signal)
+            attempt, task = self._begin(job, served, standing, cells, fl_ctx)
+            tell_left_out = partial(self._tell_left_out, attempt, set(site_cells) - set(taking_part), patience, fl_ctx)
+            self._supervise(attempt, task, standing, abort_signal, tell_left_out)
+            reason = self._finish(attempt, patience, abort_signal)
             # Without sites that it still waits for; or it went on, and goes on from the next state beside.
             is_tried = attempt.cannot_go_on and (taking_part != standing.members or attempt.has_summed)
-            if presence is None or waits_s is None or reason is None or not (attempt.lost or is_tried):
+            if patience is None or reason is None or not (attempt.lost or is_tried):
                 self.log_info(fl_ctx, "all sites ended with the same result" if reason is None else "the job failed")
                 return reason
             self.log_warning(fl_ctx, f"attempt {attempt.number} has ended, and the job waits: {reason}")
@@ -252,9 +252,8 @@ class JobController(Controller):
                 return attempt.was_the_last(NOT_SIMULATED)
             standing.look(attempt)
             may_go_on = goes_on_without(job) and not is_tried
-            most = attempts_of(job)
-            ends = self._wait_for_return(
-                attempt, presence, waits_s, abort_signal, standing, may_go_on=may_go_on, most=most
+            ends = _why_the_last(attempt, attempts_of(job)) or self._wait_for_return(
+                attempt, standing, patience, abort_signal, may_go_on=may_go_on
             )
             if isinstance(ends, str):
                 return attempt.was_the_last(ends)
@@ -269,18 +268,16 @@ class JobController(Controller):
         cell.register_request_cb(CHANNEL, TOPIC_FAULT, self._on_fault)
         cell.register_request_cb(CHANNEL, TOPIC_LIVES, self._on_life)
 
-    def _finish(
-        self, attempt: ServerAttempt, presence: Presence | None, waits_s: float | None, abort_signal: Signal
-    ) -> str | None:
+    def _finish(self, attempt: ServerAttempt, patience: _Patience | None, abort_signal: Signal) -> str | None:
         """Finish an attempt; where the job waits, once this server's disk takes what it leaves. Raises: OSError."""
         pause = None
         while True:
             try:
                 return attempt.finish()
             except OSError as error:
-                if presence is None or waits_s is None or not time_mends(error) or abort_signal.triggered:
+                if patience is None or not time_mends(error) or abort_signal.triggered:
                     raise
-                pause = pause or _Pause(self, presence, waits_s)
+                pause = pause or _Pause(self, patience)
                 if pause.is_over:
                     raise
                 pause.tell(["the server"], reason_of(error))
@@ -291,13 +288,7 @@ class JobController(Controller):
         return Presence(self._engine.get_cell().core_cell, site_cells, tokens, self._take_token)
 
     def _begin(
-        self,
-        job: Job,
-        served: ServedJob,
-        standing: _Standing,
-        taking_part: Mapping[str, str],
-        presence: Presence | None,
-        fl_ctx: FLContext,
+        self, job: Job, served: ServedJob, standing: _Standing, taking_part: Mapping[str, str], fl_ctx: FLContext
     ) -> tuple[ServerAttempt, Task | None]:
         """Begin the next attempt; before any site hears of it, it is noted that it was begun."""
         cell = self._engine.get_cell().core_cell
@@ -310,8 +301,8 @@ class JobController(Controller):
         standing.begin(attempt)
         self.log_info(fl_ctx, f"running with {', '.join(attempt.sites)} under profile {job.profile}")
         task = self._task(job, attempt, cell.get_fqcn())
-        if presence is not None:
-            presence.begin(attempt.attempt)
+        if standing.patience is not None:
+            standing.patience.presence.begin(attempt.attempt)
         self.broadcast(task=task, fl_ctx=fl_ctx, targets=list(attempt.sites), min_responses=0)
         return attempt, task
 
@@ -320,33 +311,22 @@ class JobController(Controller):
         return ServerMetrics(MetricsFile(metrics_folder(), "server", job_id), labels)
 
     def _wait_for_return(
-        self,
-        attempt: ServerAttempt,
-        presence: Presence,
-        waits_s: float,
-        abort_signal: Signal,
-        standing: _Standing,
-        *,
-        may_go_on: bool,
-        most: int,
+        self, attempt: ServerAttempt, standing: _Standing, patience: _Patience, abort_signal: Signal, *, may_go_on: bool
     ) -> str | list[str]:
         """Wait until a process of every site is there for the next attempt.
 
         Args:
             standing: of the job.
             may_go_on: without those that are lost, if enough are left.
-            most: attempts that the job has.
 
         Returns:
             The sites of the next attempt, or why the job ends instead.
         """
-        if (reason := _why_the_last(attempt, most)) is not None:
-            return reason
-        members, pause = standing.members, _Pause(self, presence, waits_s)
+        members, pause, waits_s = standing.members, _Pause(self, patience), patience.waits_s
         began, reminded = time.monotonic(), float("-inf")
         while True:
             now = time.monotonic()
-            absent = [site for site in presence.absent() if site in members]
+            absent = [site for site in patience.presence.absent() if site in members]
             left = [site for site in members if site not in absent]
             if not absent:
                 return members
@@ -387,17 +367,26 @@ class JobController(Controller):
             attempt.add_report(site, {"status": FAILED, "error": text})
         return make_reply(CellReturnCode.OK)
 
-    def tell_left_out(self, site: str, attempt: ServerAttempt, fl_ctx: FLContext) -> None:
-        """Tell a site that is back that the job goes on without it; it hands in its evidence and is done."""
-        data = Shareable()
-        data.update({LEFT_OUT: True, "sites": attempt.sites, "number": attempt.number})
+    def _tell_left_out(
+        self, attempt: ServerAttempt, sites: set[str], patience: _Patience | None, fl_ctx: FLContext
+    ) -> None:
+        """Tell each site that an attempt goes on without, once it is back and rounds are trained without it.
+
+        It hands in its evidence and is done.
+        """
 
         def on_result(client_task: ClientTask, fl_ctx: FLContext) -> None:
             attempt.add_left_out(client_task.client.name, _report_of(client_task.result))
 
-        self.log_info(fl_ctx, f"{site} is back and is told that the job goes on without it")
-        task = Task(name=TRAIN_TASK, data=data, result_received_cb=on_result)
-        self.broadcast(task=task, fl_ctx=fl_ctx, targets=[site], min_responses=0)
+        if patience is None or not attempt.has_trained:
+            return
+        for site in sorted(filter(patience.presence.is_ready, sites)):
+            sites.discard(site)
+            self.log_info(fl_ctx, f"{site} is back and is told that the job goes on without it")
+            data = Shareable()
+            data.update({LEFT_OUT: True, "sites": attempt.sites, "number": attempt.number})
+            task = Task(name=TRAIN_TASK, data=data, result_received_cb=on_result)
+            self.broadcast(task=task, fl_ctx=fl_ctx, targets=[site], min_responses=0)
 
     def _take_token(self, site: str, token: str) -> None:
         """Let FLARE's process for the job know a site that came back as a new client; FLARE has checked the token."""
@@ -427,15 +416,15 @@ class JobController(Controller):
         self,
         attempt: ServerAttempt,
         task: Task | None,
-        presence: Presence | None,
-        abort_signal: Signal,
-        left_out: _LeftOut,
         standing: _Standing,
+        abort_signal: Signal,
+        tell_left_out: Callable[[], None],
     ) -> None:
         """Return when every site that is not gone has reported, or some time after a failure at the latest.
 
         A site whose process still starts then is to hear why, too; where the job waits, it would else not be heard of.
         """
+        presence = None if standing.patience is None else standing.patience.presence
         start_s = timeouts.START_TIMEOUT_S if presence is None else timeouts.START_SILENCE_S
         give_up_at, started_by = float("inf"), time.monotonic() + start_s
         while attempt.awaited:
@@ -444,7 +433,7 @@ class JobController(Controller):
                 attempt.lives(site)
             attempt.poll()
             replaced = [site for site in replaced if site in attempt.sites]
-            left_out.tell(attempt)
+            tell_left_out()
             standing.look(attempt)
             if replaced:
                 attempt.lose(replaced, f"{', '.join(replaced)}: its job process had ended, and another one is there")
@@ -466,7 +455,7 @@ class JobController(Controller):
 
         It reaches nobody any more, and must not call its own end that of the job.
         """
-        if standing.waits and os.getppid() != self._parent:
+        if standing.patience is not None and os.getppid() != self._parent:
             self.logger.error("FLARE's process of this server has ended: the job goes on when that is started again")
             os._exit(JobReturnCode.ABORTED)
 
@@ -480,11 +469,19 @@ def _check_names(clients: list[Client]) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Patience:
+    """How a job waits for lost sites. Attributes: presence: of the sites' processes; waits_s: at most."""
+
+    presence: Presence
+    waits_s: float
+
+
 class _Pause:
     """A time in which a job waits: a line a minute, here and at all sites, says for whom and until when."""
 
-    def __init__(self, controller: JobController, presence: Presence, waits_s: float) -> None:
-        self._controller, self._presence = controller, presence
+    def __init__(self, controller: JobController, patience: _Patience) -> None:
+        self._controller, self._presence, waits_s = controller, patience.presence, patience.waits_s
         self._ends, self._until = time.monotonic() + waits_s, datetime.now(UTC) + timedelta(seconds=min(waits_s, 1e8))
         self._said = float("-inf")
 
@@ -518,10 +515,10 @@ class _Standing:
     Of a job that waits for lost sites it is noted, for the process that takes this one's place should it die.
     """
 
-    def __init__(self, run: Path, waits_s: float | None, clients: list[Client]) -> None:
-        self._run, self._waits_s = run, waits_s
+    def __init__(self, run: Path, clients: list[Client], patience: _Patience | None) -> None:
+        self._run, self.patience = run, patience
         cells = {client.name: client.get_fqcn() for client in clients}
-        lead = None if waits_s is None else noted_lead(run)
+        lead = None if patience is None else noted_lead(run)
         self._lead, self._attempt = lead or Lead(0, sorted(cells), cells), noted_attempt(run)
         self.sites = set(cells)
 
@@ -534,11 +531,6 @@ class _Standing:
     def members(self) -> list[str]:
         """The sites that the job is of by now."""
         return self._lead.members
-
-    @property
-    def waits(self) -> bool:
-        """Whether another process takes this one's place should it die."""
-        return self._waits_s is not None
 
     def before(self, why: str) -> tuple[str, str] | None:
         """Return the attempt that another process has led, and why that has ended; None if there was none."""
@@ -561,24 +553,8 @@ class _Standing:
 
     def _note(self, lead: Lead) -> None:
         self._lead = lead
-        if self._waits_s is not None and self._attempt is not None:
-            note_waiting(self._run, self._waits_s, self._attempt, lead)
-
-
-class _LeftOut:
-    """The sites that an attempt goes on without: each is told once it is back and rounds are trained without it."""
-
-    def __init__(
-        self, controller: JobController, sites: set[str], presence: Presence | None, fl_ctx: FLContext
-    ) -> None:
-        self._controller, self._sites, self._presence, self._fl_ctx = controller, sites, presence, fl_ctx
-
-    def tell(self, attempt: ServerAttempt) -> None:
-        """Tell those that are back."""
-        for site in sorted(self._sites) if attempt.has_trained else ():
-            if self._presence is not None and self._presence.is_ready(site):
-                self._sites.discard(site)
-                self._controller.tell_left_out(site, attempt, self._fl_ctx)
+        if self.patience is not None and self._attempt is not None:
+            note_waiting(self._run, self.patience.waits_s, self._attempt, lead)
 
 
 def _report_of(result: Shareable) -> dict[str, Any]:

@@ -413,9 +413,8 @@ class ProgressLog:
         silent_s = time.monotonic() - self._last_line
         if silent_s < self._patience_s:
             return
-        patience_s = min(
-            2 * self._patience_s, timeouts.LONGEST_SILENCE_S
-        )  # a job that stays may have nothing to tell for days
+        # A job that stays may have nothing to tell for days.
+        patience_s = min(2 * self._patience_s, timeouts.LONGEST_SILENCE_S)
         if waiting_s is not None and waiting_s >= timeouts.HEARTBEAT_S / 2:
             self.say(f"waiting for the other sites since {waiting_s:.0f} s")
         else:

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 # and nowhere else.
 
 
-STRICT = ConfigDict(extra="forbid")
 TRAINING, EVALUATION, ALIGNMENT, SCORING = "training", "evaluation", "alignment", "scoring"
 
 
@@ -114,7 +113,6 @@ class RoundRow:
         spans: when the stages ran here, where that is known.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
     round: int
     seconds: float
     metrics: dict[str, Measured] = field(default_factory=dict)
@@ -126,7 +124,6 @@ class RoundRow:
 class TrafficRow:
     """This site's messages of one kind under one codec. Units: bytes, seconds."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
     kind: str
     codec: str
     private: bool
@@ -146,7 +143,6 @@ class Curve:
         values: one value per round, from ``first_round`` on.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
     name: str
     metric: str
     values: tuple[Measured, ...]
@@ -157,7 +153,6 @@ class Curve:
 class PointCurve:
     """A curve of a report section. ``points`` are (x, y)."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
     name: str
     points: tuple[tuple[float, float], ...]
 
@@ -173,7 +168,6 @@ class ReportSection:
         curves, x_label, y_label: a line chart over whole numbers.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
     title: str
     paragraphs: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
@@ -194,7 +188,6 @@ class Spending:
         spent: epsilon spent of it, at its delta; None if the ledger could not be read.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
     data_set: str
     epsilon: float
     delta: float
@@ -212,7 +205,6 @@ class LeafNoise:
         ridge, clip, scale: a leaf answers -scale * clip(G / (H + ridge)).
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
     model_sha256: str
     update: str
     query: str
@@ -256,7 +248,7 @@ class RunRecord:
         leaf_noise: of a private model, from which the noise of its scores follows; None of others.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")  # also of what it holds
     job_id: str
     attempt: str
     site: str

@@ -482,9 +482,9 @@ def test_a_site_whose_process_still_starts_when_another_fails_hears_why(
 
     monkeypatch.setattr(controller_module, "time", SimpleNamespace(monotonic=clock, sleep=sleep))
     controller = JobController({"data_set": "train", "label": "y"}, kind="horizontal")
-    presence = SimpleNamespace(heard=list, replaced=list) if waits else None
-    ends = SimpleNamespace(triggered=False)
-    controller._supervise(federation.attempt, None, presence, ends, MagicMock(), MagicMock())
+    presence = SimpleNamespace(heard=list, replaced=list)
+    standing = MagicMock(patience=SimpleNamespace(presence=presence) if waits else None)
+    controller._supervise(federation.attempt, None, standing, SimpleNamespace(triggered=False), MagicMock())
     assert ends_s <= clock() - began <= ends_s + 3 and federation.attempt.missing == ["site-3"]
     assert "its wheel does not load" in str(federation.gather("site-3")["site-3"])
 
@@ -561,9 +561,8 @@ def test_a_server_that_dies_between_the_log_of_an_attempt_and_its_note_leads_a_l
     server._engine.get_cell.return_value = core
 
     def begin() -> ServerAttempt:
-        standing = controller_module._Standing(tmp_path, 60.0, clients)
-        arguments = (SimpleNamespace(profile="masks"), served, standing, site_cells, None, None)
-        return JobController._begin(server, *arguments)[0]
+        standing = controller_module._Standing(tmp_path, clients, controller_module._Patience(MagicMock(), 60.0))
+        return JobController._begin(server, SimpleNamespace(profile="masks"), served, standing, site_cells, None)[0]
 
     with monkeypatch.context() as dies:
         dies.setattr(controller_module._Standing, "begin", MagicMock(side_effect=KeyboardInterrupt))
