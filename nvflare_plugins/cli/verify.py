@@ -8,7 +8,6 @@ import sys
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -44,25 +43,26 @@ _VERIFICATION = "verification.json"
 _EVIDENCE = "evidence/"
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What can be said of a dossier.
+def _who_wrote(
+    path: Path,
+    found: Dossier | Decision,
+    root: x509.Certificate | None,
+    servers: Collection[str],
+    job: str | None,
+    *,
+    is_signed: bool,
+) -> tuple[Verdict, list[str]]:
+    """Return who wrote a dossier or a decision, and what stands between a signed one and VERIFIED.
 
-    Attributes:
-        evidence: of the logs of all parties in it; None if it holds none to compare.
-        unchecked: what stands between a signed dossier and VERIFIED.
+    Raises:
+        ProtocolError: it should be signed, or is of another job.
     """
-
-    dossier: Dossier
-    evidence: Verification | None
-    unchecked: tuple[str, ...]
-
-    @property
-    def verdict(self) -> Verdict:
-        """Who wrote the archive; the evidence in it has a verdict of its own."""
-        if not self.dossier.is_signed:
-            return Verdict.UNSIGNED
-        return Verdict.SIGNED if self.unchecked else Verdict.VERIFIED
+    if root is not None and not is_signed:
+        raise ProtocolError(f"{path.name} is not signed by {found.site}, and with a root certificate it must be")
+    if job not in (None, found.job_id):
+        raise ProtocolError(f"{path.name} is of job {found.job_id}, not of {job}")
+    points = [*unchecked(root, servers)]
+    return Verdict.UNSIGNED if not is_signed else Verdict.SIGNED if points else Verdict.VERIFIED, points
 
 
 def is_dossier(path: Path) -> bool:
@@ -71,26 +71,6 @@ def is_dossier(path: Path) -> bool:
         return False
     with path.open("rb") as file:
         return path.suffix.lower() == ".zip" or file.read(len(_SIGNATURE_OF_ZIP)) == _SIGNATURE_OF_ZIP
-
-
-def verify_dossier(
-    path: Path, root: x509.Certificate | None, servers: Collection[str], job: str | None, at: datetime | None
-) -> Outcome:
-    """Check an archive, and the evidence in it as ``verify`` does.
-
-    Raises:
-        ProtocolError: it is no dossier, was changed, is of another job, or its evidence is not what it says.
-        AuthenticationError: its signature is not the site's.
-    """
-    if path.stat().st_size > MAX_BYTES:
-        raise ProtocolError(f"{path.name} has more than {MAX_BYTES} bytes: no dossier has")
-    dossier = open_dossier(path.read_bytes(), audit.FlareAuthority(root, servers))
-    if root is not None and not dossier.is_signed:
-        raise ProtocolError(f"{path.name} is not signed by {dossier.site}, and with a root certificate it must be")
-    if job not in (None, dossier.job_id):
-        raise ProtocolError(f"{path.name} is of job {dossier.job_id}, not of {job}")
-    evidence = _evidence(dossier, root, servers, at)
-    return Outcome(dossier, evidence, tuple(unchecked(root, servers)))
 
 
 def _evidence(
@@ -115,41 +95,19 @@ def _evidence(
     return found
 
 
-def render_dossier(outcome: Outcome) -> str:
-    """Return the outcome as text; the last line is the verdict."""
-    dossier, lines = outcome.dossier, []
-    lines.append(f"Dossier of job {dossier.job_id} at {dossier.site}, profile {dossier.profile}")
-    lines.append(f"  written   {dossier.created:%Y-%m-%d %H:%M:%S} UTC, as the site says")
-    lines.append(
-        f"  holds     {len(dossier.members)} files, each as its manifest lists it: {', '.join(dossier.members)}"
-    )
-    if outcome.evidence is None:
-        lines.append("  evidence  not of all parties: it says nothing of what the others recorded")
-    return "\n".join(lines)
+def _dossier_lines(dossier: Dossier, evidence: Verification | None) -> Iterator[str]:
+    yield f"Dossier of job {dossier.job_id} at {dossier.site}, profile {dossier.profile}"
+    yield f"  written   {dossier.created:%Y-%m-%d %H:%M:%S} UTC, as the site says"
+    yield f"  holds     {len(dossier.members)} files, each as its manifest lists it: {', '.join(dossier.members)}"
+    if evidence is None:
+        yield "  evidence  not of all parties: it says nothing of what the others recorded"
 
 
-def dossier_verdict_text(outcome: Outcome) -> str:
-    """Return the verdict on the archive in one line."""
-    dossier = outcome.dossier
+def _dossier_verdict(dossier: Dossier, verdict: Verdict, points: Sequence[str]) -> str:
     what = f"dossier of job {dossier.job_id} by {dossier.site}"
-    if outcome.verdict is Verdict.UNSIGNED:
+    if verdict is Verdict.UNSIGNED:
         return f"UNSIGNED: the {what} is whole, but anyone could have written it"
-    if outcome.verdict is Verdict.SIGNED:
-        return f"SIGNED, NOT VERIFIED: the {what} is whole, but {'; '.join(outcome.unchecked)}"
-    return f"VERIFIED: {what}"
-
-
-def dossier_to_json(outcome: Outcome) -> dict[str, object]:
-    """Return what is said of the archive as JSON values."""
-    dossier = outcome.dossier
-    return {
-        "verdict": outcome.verdict.name,
-        "exit_code": outcome.verdict.value,
-        **{name: getattr(dossier, name) for name in ("job_id", "attempt", "site", "profile")},
-        "created": dossier.created.isoformat(),
-        "members": list(dossier.members),
-        "unchecked": list(outcome.unchecked),
-    }
+    return f"SIGNED, NOT VERIFIED: the {what} is whole, but {'; '.join(points)}" if points else f"VERIFIED: {what}"
 
 
 # ``veilboost verify`` on a decision of ``veilboost release``, and on files that it binds.
@@ -160,20 +118,15 @@ def _run_on_decision(arguments: Options, root: x509.Certificate | None, servers:
     if len(paths) > 1:
         raise ConfigurationError("name one decision, and beside it files that it binds")
     decision, is_signed = open_decision(paths[0].read_bytes(), audit.FlareAuthority(root, servers))
-    if root is not None and not is_signed:
-        raise ProtocolError(f"{paths[0].name} is not signed by {decision.site}, and with a root certificate it must be")
-    if arguments.job not in (None, decision.job_id):
-        raise ProtocolError(f"{paths[0].name} is of job {decision.job_id}, not of {arguments.job}")
+    verdict, points = _who_wrote(paths[0], decision, root, servers, arguments.job, is_signed=is_signed)
     bound = {path.name: check_bound(decision, path) for path in arguments.paths if path != paths[0]}
-    open_points = tuple(unchecked(root, servers))
-    verdict = Verdict.UNSIGNED if not is_signed else Verdict.SIGNED if open_points else Verdict.VERIFIED
     verdict = verdict if decision.released else Verdict.FAILED
     if arguments.json:
         stated = {name: value for name, value in dataclasses.asdict(decision).items() if name != "certificate"}
-        told = {"verdict": verdict.name, "exit_code": verdict.value, "unchecked": open_points, "files": bound}
+        told = {"verdict": verdict.name, "exit_code": verdict.value, "unchecked": points, "files": bound}
         print(json.dumps({"decision": told | stated}, indent=2))
     else:
-        lines = (*_decision_lines(decision, bound), _decision_verdict(decision, verdict, open_points))
+        lines = (*_decision_lines(decision, bound), _decision_verdict(decision, verdict, points))
         print("\n".join(printable(line, MAX_SENTENCE) for line in lines))
     return verdict.value
 
@@ -188,13 +141,13 @@ def _decision_lines(decision: Decision, bound: Mapping[str, str]) -> Iterator[st
     yield "  It binds this site's copy of the model; the other sites of the job hold the same one."
 
 
-def _decision_verdict(decision: Decision, verdict: Verdict, open_points: Sequence[str]) -> str:
+def _decision_verdict(decision: Decision, verdict: Verdict, points: Sequence[str]) -> str:
     what = f"the release of job {decision.job_id}'s model by {decision.site}"
     if verdict is Verdict.FAILED:
         return f"NOT RELEASED: {decision.site} refused it: {broken(decision.judged)}"
     if verdict is Verdict.UNSIGNED:
         return f"UNSIGNED: anyone could have written {what}"
-    return f"SIGNED, NOT VERIFIED: {what}: {'; '.join(open_points)}" if open_points else f"VERIFIED: {what}"
+    return f"SIGNED, NOT VERIFIED: {what}: {'; '.join(points)}" if points else f"VERIFIED: {what}"
 
 
 # ``veilboost verify``: what evidence shows, as a table that a person can read or as JSON, and the command itself.
@@ -445,17 +398,28 @@ def run(arguments: Options) -> int:
 def _run_on_dossier(arguments: Options, root: x509.Certificate | None, servers: Collection[str]) -> int:
     if len(arguments.paths) > 1:
         raise ConfigurationError("a dossier is checked by itself: name nothing else")
-    found = verify_dossier(arguments.paths[0], root, servers, arguments.job, arguments.at)
-    inside = found.evidence
+    (path,) = arguments.paths
+    if path.stat().st_size > MAX_BYTES:
+        raise ProtocolError(f"{path.name} has more than {MAX_BYTES} bytes: no dossier has")
+    dossier = open_dossier(path.read_bytes(), audit.FlareAuthority(root, servers))
+    verdict, points = _who_wrote(path, dossier, root, servers, arguments.job, is_signed=dossier.is_signed)
+    inside = _evidence(dossier, root, servers, arguments.at)
     if arguments.json:
-        evidence = None if inside is None else to_json(inside)
-        print(json.dumps({"dossier": dossier_to_json(found), "evidence": evidence}, indent=2))
+        told = {
+            "verdict": verdict.name,
+            "exit_code": verdict.value,
+            **{name: getattr(dossier, name) for name in ("job_id", "attempt", "site", "profile")},
+            "created": dossier.created.isoformat(),
+            "members": list(dossier.members),
+            "unchecked": points,
+        }
+        print(json.dumps({"dossier": told, "evidence": None if inside is None else to_json(inside)}, indent=2))
     else:
-        print(render_dossier(found))
+        print("\n".join(_dossier_lines(dossier, inside)))
         if inside is not None:
             print("\nThe evidence in it:\n\n" + render(inside) + "\n")
-        print(printable(dossier_verdict_text(found), MAX_SENTENCE))
-    return found.verdict.value
+        print(printable(_dossier_verdict(dossier, verdict, points), MAX_SENTENCE))
+    return verdict.value
 
 
 def trusted(given: Path | None, paths: Sequence[Path]) -> tuple[x509.Certificate | None, frozenset[str]]:

@@ -77,7 +77,7 @@ def test_groups_and_leaves_are_those_of_a_walk_row_by_row(params: dict) -> None:
             stated = model.probabilities(table.features[group[:1]])[0].astype(float) * len(group)
             cells += len(group) * any(0 < one < 12 for one in stated)
         assert found.in_small_cells == cells
-    booster = xgb.Booster(model_file=bytearray(model._content))
+    booster = xgb.Booster(model_file=bytearray(model.content))
     reached = booster.predict(xgb.DMatrix(table.features, feature_names=list(NAMES)), pred_leaf=True)
     places = Counter((tree, leaf) for row in reached.reshape(300, -1) for tree, leaf in enumerate(row))
     leaves = leaves_reached(model, table, 30, None)
@@ -115,7 +115,7 @@ def test_a_leaf_of_others_rows_is_known_by_its_cover() -> None:
     pooled = rows(1000)
     own = replace(pooled, features=pooled.features[:8], label=pooled.label[:8])
     squares = model_of(pooled, {**LOGISTIC, "objective": "reg:squarederror"}, 1)  # a hessian of 1: covers are rows
-    booster = xgb.Booster(model_file=bytearray(squares._content))
+    booster = xgb.Booster(model_file=bytearray(squares.content))
     places = booster.predict(xgb.DMatrix(pooled.features, feature_names=list(NAMES)), pred_leaf=True)
     reached = {leaf: int((places == leaf).sum()) for leaf in places[:8].ravel()}
     found = leaves_reached(squares, own, 10, 1.0)
@@ -124,7 +124,7 @@ def test_a_leaf_of_others_rows_is_known_by_its_cover() -> None:
     assert found.smallest <= 8 and found.n_rows == 8
     logistic = model_of(pooled, LOGISTIC, 1)
     found = leaves_reached(logistic, own, 10, 0.25)
-    places = xgb.Booster(model_file=bytearray(logistic._content)).predict(
+    places = xgb.Booster(model_file=bytearray(logistic.content)).predict(
         xgb.DMatrix(pooled.features, feature_names=list(NAMES)), pred_leaf=True
     )
     assert 8 < found.smallest <= min(int((places == leaf).sum()) for leaf in places[:8].ravel())
@@ -139,7 +139,7 @@ def test_numbers_are_counted_by_hand() -> None:
     table = rows(400, 3)
     for params, of_leaf, n_trees in ((LOGISTIC, 1, 2), (KINDS[2], 2, 6), (KINDS[5], 1, 2)):
         model = model_of(replace(table, label=table.label % 2) if params is LOGISTIC else table, params, 2)
-        frame = xgb.Booster(model_file=bytearray(model._content)).trees_to_dataframe()
+        frame = xgb.Booster(model_file=bytearray(model.content)).trees_to_dataframe()
         leaves = int((frame.Feature == "Leaf").sum())
         assert n_parameters(model) == 2 * (len(frame) - leaves) + of_leaf * leaves + n_trees
 
