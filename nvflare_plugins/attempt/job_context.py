@@ -15,6 +15,7 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.run_folder import RunFolder
 from nvflare_plugins.base.declared import Document, Whole
 from nvflare_plugins.base.errors import JobAborted
+from nvflare_plugins.pages.run_record import RoundRow
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.memory.registry import ResumePoint
 from nvflare_plugins.site.policy import SitePolicy
@@ -184,26 +185,10 @@ class SiteContext:
     server_pins: str = ""
 
 
-class RoundFacts(Protocol):
-    """What is told of a finished round. Units: seconds, also of its stages; metrics by "set-metric"."""
-
-    @property
-    def round(self) -> int: ...
-
-    @property
-    def seconds(self) -> float: ...
-
-    @property
-    def metrics(self) -> Mapping[str, float]: ...
-
-    @property
-    def stages(self) -> Mapping[str, float]: ...
-
-
 class Progress(Protocol):
     """Tells a person how far a job is. Nothing that is said holds data."""
 
-    def __call__(self, record: RoundFacts, n_rounds: int) -> None:
+    def __call__(self, record: RoundRow, n_rounds: int) -> None:
         """Take note of a finished round of ``n_rounds`` in all."""
 
     def say(self, text: str) -> None:
@@ -216,7 +201,7 @@ class Progress(Protocol):
 class Silent:
     """Progress that nobody watches."""
 
-    def __call__(self, record: RoundFacts, n_rounds: int) -> None:
+    def __call__(self, record: RoundRow, n_rounds: int) -> None:
         """Take no note."""
 
     def say(self, text: str) -> None:

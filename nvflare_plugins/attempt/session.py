@@ -242,12 +242,6 @@ class Proof:
         return cls(*unpack_list(data, 2))
 
 
-def check_transcript_signature(signature: bytes, peer: Peer, session_id: bytes, rank: int) -> None:
-    """Check that the peer's certificate stands by the transcript. Raises: AuthenticationError."""
-    if peer.certificate is not None:
-        verify_signature(peer.certificate, handshake_statement(session_id, rank), signature)
-
-
 def _refuse_doubles(values: Sequence[bytes], what: str) -> None:
     if len(set(values)) != len(values):
         raise ProtocolError(f"two sites show the same {what}")
@@ -317,7 +311,8 @@ def _exchange_signatures(channel: Channel, identity: Identity, peers: list[Peer]
     for rank, peer in enumerate(peers):
         if rank != channel.rank:
             with _of_site(channel.sites[rank]):
-                check_transcript_signature(received[rank], peer, session_id, rank)
+                if peer.certificate is not None:
+                    verify_signature(peer.certificate, handshake_statement(session_id, rank), received[rank])
 
 
 def _agree_group_secret(
@@ -358,20 +353,8 @@ class _PairBoxes:
     """Sealed boxes between this site and each peer, one per direction."""
 
     def __init__(self, rank: int, session_id: bytes, pair_secrets: Mapping[int, bytes]) -> None:
-        self._rank = rank
         self._to = {peer: key_agreement.SealedBox(s, session_id, rank, peer) for peer, s in pair_secrets.items()}
         self._from = {peer: key_agreement.SealedBox(s, session_id, peer, rank) for peer, s in pair_secrets.items()}
-
-    def seal_to_each(self, plaintext: bytes, purpose: str) -> bytes:
-        """Return one message that holds the plaintext sealed to every peer apart; this site's own part is empty."""
-        parts = [
-            b"" if rank == self._rank else self.seal(rank, plaintext, purpose) for rank in range(len(self._to) + 1)
-        ]
-        return pack_list(parts)
-
-    def open_own_part(self, sender: int, message: bytes, purpose: str) -> bytes:
-        """Open this site's part of what ``sender`` sealed to each. Raises: ProtocolError, AuthenticationError."""
-        return self.open(sender, unpack_list(message, len(self._to) + 1)[self._rank], purpose)
 
     def seal(self, recipient: int, plaintext: bytes, purpose: str) -> bytes:
         """Seal a message to one peer."""
@@ -476,9 +459,13 @@ class Session:
         self._require_open()
         if (secret is None) == (self.rank == 0):
             raise ValueError("exactly rank 0 gives the secret")
-        sealed = None if secret is None else self._boxes.seal_to_each(secret, "shared secret")
-        message = self._channel.broadcast(Kind.HE_SECRET, sealed, Codec.SEALED)
-        return secret if secret is not None else self._boxes.open_own_part(0, message, "shared secret")
+        purpose = "shared secret"
+        if secret is None:
+            parts = unpack_list(self._channel.broadcast(Kind.HE_SECRET, None, Codec.SEALED), self.world)
+            return self._boxes.open(0, parts[self.rank], purpose)
+        parts = [b"" if rank == self.rank else self._boxes.seal(rank, secret, purpose) for rank in range(self.world)]
+        self._channel.broadcast(Kind.HE_SECRET, pack_list(parts), Codec.SEALED)
+        return secret
 
     def hmac(self, purpose: str, data: bytes) -> bytes:
         """Return an HMAC-SHA256 under the group key, which the server can neither make nor test guesses with.
@@ -553,6 +540,16 @@ class Session:
     def _require_open(self) -> None:
         if not self._is_open:
             raise ProtocolError("the session is closed: its keys are gone")
+
+
+def tell_all(
+    channel: Channel, session: Session, content: bytes, purpose: str, kind: Kind = Kind.AGREEMENT
+) -> list[bytes]:
+    """Give content to all sites, sealed under the group key; return that of all, in rank order."""
+    sealed = channel.gather(kind, session.seal_to_all(content, purpose), Codec.SEALED)
+    return [
+        content if rank == channel.rank else session.open_from(rank, part, purpose) for rank, part in enumerate(sealed)
+    ]
 
 
 # What all sites must have equal before anything private is sent, compared under the group key.

@@ -16,7 +16,7 @@ from he_processors.errors import ConfigurationError, ProtocolError, VeilBoostErr
 from nvflare_plugins.attempt.job_context import Job, JobResult, Progress, Silent, SiteContext, waiting_s
 from nvflare_plugins.attempt.payment import spending_of
 from nvflare_plugins.attempt.run_folder import RunFolder
-from nvflare_plugins.attempt.session import Session, open_session, versions
+from nvflare_plugins.attempt.session import Session, open_session, tell_all, versions
 from nvflare_plugins.base.errors import PolicyRefusal, reason_of, time_mends
 from nvflare_plugins.evidence.audit import protocol_facts
 from nvflare_plugins.evidence.format import SERVER, Content, Protection, export_name
@@ -30,8 +30,8 @@ from nvflare_plugins.site.memory.registry import Registry, Reservation, ResumePo
 from nvflare_plugins.site.policy_values import noting_consents
 from nvflare_plugins.site.protocols import Span
 from nvflare_plugins.wire.channel import Channel, HeadExchange, Transport
-from nvflare_plugins.wire.envelope import Codec, Kind, Phase, TrainingStep
-from nvflare_plugins.workers.workers import OnCluster, not_used
+from nvflare_plugins.wire.envelope import Kind, Phase, TrainingStep
+from nvflare_plugins.workers.workers import not_used
 from nvflare_plugins.xgb.versions import installed_wheel
 
 # What every attempt at a site begins and ends with: run folder, evidence, session; then closing and the run record.
@@ -102,11 +102,7 @@ class SiteAttempt:
 
     def gather_sealed(self, purpose: str, content: bytes, kind: Kind = Kind.AGREEMENT) -> list[bytes]:
         """Give content to all sites, sealed under the group key; return that of all, in rank order."""
-        sealed = self.channel.gather(kind, self.session.seal_to_all(content, purpose), Codec.SEALED)
-        return [
-            content if rank == self.channel.rank else self.session.open_from(rank, sealed[rank], purpose)
-            for rank in range(self.channel.world)
-        ]
+        return tell_all(self.channel, self.session, content, purpose, kind)
 
     def route_sealed(
         self, purpose: str, parts: Mapping[int, bytes], what: Content, protection: Protection
@@ -260,14 +256,14 @@ class SitePart(Generic[P]):
         train: does the rest, once the session is open.
         data_sets: names of all that a job looks at here; None among them is no data set.
         protection: facts on the scheme for the evidence, such as the trust model and epsilon as text; (job, prepared).
-        on_cluster: what becomes of a cluster that the policy names for one of the data sets.
+        uses_cluster: runs on a cluster that the policy names for a data set; else the report says that it did not.
     """
 
     prepare: Callable[[Any, SiteContext], P]
     train: Callable[[SiteAttempt, P], JobResult]
     data_sets: Callable[[Any], Iterable[str | None]] = lambda job: (job.data_set,)
     protection: Callable[[Any, P], Facts] = lambda job, prepared: {}
-    on_cluster: OnCluster = OnCluster.NOT_NEEDED
+    uses_cluster: bool = False
 
     def __call__(
         self, job: Job, context: SiteContext, transport: Transport, timeout_s: float, progress: Progress | None = None
@@ -282,7 +278,7 @@ class SitePart(Generic[P]):
             OSError, MemoryError: the machine lacks something; as above.
         """
         with noting_consents() as consents, reading_rows(context.policy, job.profile, self.data_sets(job)):
-            notes = not_used(context.policy, self.data_sets(job)) if self.on_cluster is OnCluster.NOT_NEEDED else ()
+            notes = () if self.uses_cluster else not_used(context.policy, self.data_sets(job))
             for note in notes:
                 _log.info("%s", note)
             installed_wheel()

@@ -14,7 +14,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from nvflare_plugins.attempt.job_context import Progress, RoundFacts
+from nvflare_plugins.attempt.job_context import Progress
+from nvflare_plugins.pages.run_record import RoundRow
 from nvflare_plugins.workers.workers import Work, Workers
 
 EVERY_S = 10.0
@@ -65,7 +66,7 @@ class WorkersProgress:
         self._slowest: tuple[int | None, int] = (None, 0)
         self._named: set[int] = set()
 
-    def __call__(self, record: RoundFacts, n_rounds: int) -> None:
+    def __call__(self, record: RoundRow, n_rounds: int) -> None:
         """Take note of a finished round."""
         self._inner(record, n_rounds)
         done = record.round + 1

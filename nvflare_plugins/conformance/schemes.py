@@ -213,9 +213,7 @@ class SchemeContract:
         owners = gradient_owner(self._key, pairs), ClearGradientOwner(pairs)
         is_toy, opened = self.key_bits < MIN_KEY_BITS, []
         for owner in owners:
-            maker = histogram_maker(
-                owner.setup(), _N_ROWS, allow_clear=True, allow_toy_keys=is_toy, numbers=self.scheme
-            )
+            maker = histogram_maker(owner.setup, _N_ROWS, allow_clear=True, allow_toy_keys=is_toy, numbers=self.scheme)
             maker.begin_tree(_N_ROWS)
             maker.add_gradients(owner.encrypt(*encoded))
             opened.append(owner.open_sums(maker.sum_bins(codes, layout, nodes), layout, totals))

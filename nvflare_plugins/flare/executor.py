@@ -23,7 +23,7 @@ from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.utils.validation_utils import JOB_NAME_PATTERN
 
 from he_processors.errors import ConfigurationError, ProtocolError, VeilBoostError
-from nvflare_plugins.attempt.job_context import CannotGoOn, Job, JobResult, RoundFacts, SiteContext, waiting_s
+from nvflare_plugins.attempt.job_context import CannotGoOn, Job, JobResult, SiteContext, waiting_s
 from nvflare_plugins.attempt.late_end import end_late
 from nvflare_plugins.attempt.payment import spending_of
 from nvflare_plugins.attempt.run_folder import RunFolder
@@ -51,6 +51,7 @@ from nvflare_plugins.flare.metrics import MetricsFile, SiteMetrics, metrics_fold
 from nvflare_plugins.flare.presence import Ready
 from nvflare_plugins.flare.transport import SiteTransport
 from nvflare_plugins.flare.work import Beats, Guard, Stuck, Watch, Work
+from nvflare_plugins.pages.run_record import RoundRow
 from nvflare_plugins.site.certificates import Identity, load_identity
 from nvflare_plugins.site.flare_boundary import check_set_up
 from nvflare_plugins.site.memory.store import hold_id_form, policy_changes
@@ -398,7 +399,7 @@ class ProgressLog:
         self._last_line = time.monotonic()
         self._patience_s = timeouts.HEARTBEAT_S
 
-    def __call__(self, record: RoundFacts, n_rounds: int) -> None:
+    def __call__(self, record: RoundRow, n_rounds: int) -> None:
         """Take note of a finished round."""
         if self._send_metric is not None:
             for name, value in record.metrics.items():

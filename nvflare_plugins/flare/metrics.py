@@ -28,9 +28,9 @@ from nvflare.apis.fl_constant import ReservedTopic
 from nvflare.fuel.data_event.data_bus import DataBus
 from nvflare.metrics.metrics_keys import MetricKeys, MetricTypes
 
-from nvflare_plugins.attempt.job_context import Progress, RoundFacts
+from nvflare_plugins.attempt.job_context import Progress
 from nvflare_plugins.base.files import create_held
-from nvflare_plugins.pages.run_record import Spending
+from nvflare_plugins.pages.run_record import RoundRow, Spending
 from nvflare_plugins.wire.channel import Transport
 from nvflare_plugins.wire.envelope import Transfer, unpack_head
 from nvflare_plugins.workers.workers import HELD, Work
@@ -237,7 +237,7 @@ class SiteMetrics:
             self._received[(("message", kind),)] += n_received
             self._waited_s += seconds
 
-    def round_done(self, record: RoundFacts, n_rounds: int) -> None:
+    def round_done(self, record: RoundRow, n_rounds: int) -> None:
         """Count a round."""
         with self._lock:
             self._round, self._n_rounds = record.round + 1, n_rounds
@@ -323,7 +323,7 @@ class _Watched:
     def __init__(self, inner: Progress, metrics: SiteMetrics) -> None:
         self._inner, self._metrics = inner, metrics
 
-    def __call__(self, record: RoundFacts, n_rounds: int) -> None:
+    def __call__(self, record: RoundRow, n_rounds: int) -> None:
         """Take note of a finished round."""
         self._metrics.round_done(record, n_rounds)
         self._inner(record, n_rounds)

@@ -25,15 +25,7 @@ from nvflare_plugins.growth.objectives import RESIDUAL_ROOTS, FirstEstimate, Obj
 from nvflare_plugins.growth.ranking import Queries
 from nvflare_plugins.growth.rows import HeldRows, RowSet
 from nvflare_plugins.growth.sampling import first_pair_seed
-from nvflare_plugins.growth.site_sums import (
-    WIDE_BITS,
-    Floats,
-    PairGrid,
-    Parts,
-    SiteSums,
-    pair_grid,
-    rows_on_grid,
-)
+from nvflare_plugins.growth.site_sums import WIDE_BITS, Floats, PairGrid, Parts, SiteSums, pair_grid, rows_on_grid
 from nvflare_plugins.growth.training import Draws, GrownModel, GrowthPlan, LoopSettings, Training
 from nvflare_plugins.pooled import shards
 from nvflare_plugins.pooled.job import SHORT_WORD_BITS, Engine, HorizontalJob
@@ -43,14 +35,7 @@ from nvflare_plugins.wire.channel import Channel, RescaleRequested
 from nvflare_plugins.wire.envelope import KIND_BY_CODE, PHASE_BY_CODE, BaseScoreSource, Kind, TrainingStep
 from nvflare_plugins.wire.profiles import SHORT_BITS
 from nvflare_plugins.wire.sums import Family, ProtectedSums
-from nvflare_plugins.workers.shards import (
-    Answer,
-    Ask,
-    Conversation,
-    ShardPlace,
-    one_model,
-    said_of_model,
-)
+from nvflare_plugins.workers.shards import Answer, Ask, Conversation, ShardPlace, one_model, said_of_model
 from nvflare_plugins.xgb import stock as xgb
 from nvflare_plugins.xgb.cuts import Cuts
 from nvflare_plugins.xgb.matrices import n_categories, unlabelled_blocks

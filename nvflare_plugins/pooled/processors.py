@@ -134,23 +134,15 @@ def _share_key(scheme: Any, context: SumContext) -> Any:
     return processor
 
 
-def _built_in(
-    name: str,
-    open_it: Callable[[SumContext], profiles.SumProcessor],
-    codec: Codec,
-    capacity_bits: int = profiles.WIDE_CAPACITY_BITS,
-) -> SumProfile:
-    return SumProfile(name, open_it, THREAT_MODELS[name], codec, capacity_bits)
-
-
+_OPENED: dict[str, tuple[Callable[[SumContext], profiles.SumProcessor], Codec, int]] = {
+    "plain": (lambda context: profiles.PlainSums(), Codec.PLAIN, profiles.WIDE_CAPACITY_BITS),
+    "masks": (lambda context: profiles.MaskedSums(context.masks), Codec.MASKED, profiles.WIDE_CAPACITY_BITS),
+    "bfv": (_open_bfv, Codec.BFV, 40),
+    "ckks": (_open_ckks, Codec.CKKS, 40),
+}
 BUILT_IN = {
-    profile.name: profile
-    for profile in (
-        _built_in("plain", lambda context: profiles.PlainSums(), Codec.PLAIN),
-        _built_in("masks", lambda context: profiles.MaskedSums(context.masks), Codec.MASKED),
-        _built_in("bfv", _open_bfv, Codec.BFV, 40),
-        _built_in("ckks", _open_ckks, Codec.CKKS, 40),
-    )
+    name: SumProfile(name, open_it, THREAT_MODELS[name], codec, capacity_bits)
+    for name, (open_it, codec, capacity_bits) in _OPENED.items()
 }
 
 

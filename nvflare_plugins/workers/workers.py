@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from enum import Enum
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -308,13 +307,6 @@ def shard_rows(n_rows: int, n_workers: int) -> tuple[slice, ...]:
 
 
 # What a kind of job makes of the cluster that a policy names.
-
-
-class OnCluster(Enum):
-    """USED: the site's part runs on it. NOT_NEEDED: it runs in the site's process, and the report says so."""
-
-    USED = "used"
-    NOT_NEEDED = "not needed"
 
 
 def shards_line(n_rows: int, n_workers: int) -> str:

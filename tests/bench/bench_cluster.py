@@ -134,7 +134,7 @@ def measure_vertical(scheme: str, n_rows: int) -> dict[str, Any]:
         "depth": DEPTH,
         "load_average": os.getloadavg()[0],
     }
-    maker = histogram_maker(owner.setup(), n_rows)
+    maker = histogram_maker(owner.setup, n_rows)
     sums = add_up(maker, tree, blocks)
     active, passive, opening = {}, {}, {}
     for n_workers in (0, 1, 2):
@@ -239,7 +239,7 @@ def _blinding(workers: DaskWorkers | None, n_ids: int) -> Callable[[], None]:
 
 
 def _summing(owner: Any, workers: DaskWorkers | None, tree: Tree, blocks: Sequence[bytes]) -> Callable[[], None]:
-    setup, n_rows = owner.setup(), tree.g.size
+    setup, n_rows = owner.setup, tree.g.size
     maker = histogram_maker(setup, n_rows, workers)
     maker.hold(tree.codes)
 

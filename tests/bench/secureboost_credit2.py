@@ -114,7 +114,7 @@ def train(joined: Joined, variant: Variant, folder: Path) -> dict:
         joined, variant.params, variant.n_trees, guards=[guard], guarded=variant.guarded, own_rounds=variant.own_rounds
     )
     probability, label = outcome.predict(joined, 1), joined.valid[1]
-    purity = asdict(purity_report(outcome.result.leaf_purities, 1, variant.own_rounds, joined.label))
+    purity = purity_report(outcome.result.leaf_purities, 1, variant.own_rounds, joined.label)
     exposure = asdict(guard.exposure())
     return {
         "auc": float(roc_auc_score(label, probability)),
@@ -122,7 +122,9 @@ def train(joined: Joined, variant: Variant, folder: Path) -> dict:
         "f1": float(f1_score(label, probability > 0.5)),
         "first_tree_auc": outcome.result.rounds[0].metrics["valid-auc"],
         "auc_after_25": outcome.result.rounds[24].metrics["valid-auc"],
-        **{f"purity_{name}": purity[name] for name in ("guess", "first_round", "second_round", "later_rounds")},
+        "purity_guess": purity["largest class alone"],
+        **{f"purity_{name}_round": purity[f"{name} round"] for name in ("first", "second")},
+        "purity_later_rounds": purity["later rounds"],
         **{name: exposure[name] for name in ("n_sums", "per_row_max", "per_row_mean", "share_max", "share_mean")},
         "nodes_withheld": exposure["nodes_withheld"],
         "passive_splits": len(outcome.passives[0].table),

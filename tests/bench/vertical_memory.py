@@ -44,7 +44,7 @@ def main() -> None:
     process.start()
     theirs.close()  # or nobody would notice that the party has ended
     owner = gradient_owner(generate_paillier_key(options.key_bits), pair_format(options.rows))
-    mine.send(owner.setup())
+    mine.send(owner.setup)
     rng = np.random.default_rng(0)
     g, h = owner.pair_format.encode_pairs(rng.uniform(-1, 1, options.rows), rng.uniform(0, 0.25, options.rows))
     for start in range(0, options.rows, GRADIENT_BLOCK_ROWS):

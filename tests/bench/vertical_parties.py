@@ -279,7 +279,7 @@ def _guard(n_rows: int, scheme: str, clock: StageClock) -> Guard:
         [str(i) for i in range(n_rows)],
         sums_per_set=sums_per_set,
     )
-    for method in ("admit_root", "admit", "charge_splits", "is_new", "charge_answers"):
+    for method in ("admit_root", "admit", "charge_bits", "is_new"):
         setattr(guard, method, clock.timed("guard", getattr(guard, method)))
     weakref.finalize(guard, folder.cleanup)
     return guard
@@ -308,7 +308,7 @@ def _train(pipes: Sequence[Connection], workload: Workload, scheme: str, size: i
     links = [_PipeLink(pipe) for pipe in pipes]
     if scheme != "plain":
         for pipe in pipes:
-            pipe.send_bytes(to_bytes(owner.setup()))
+            pipe.send_bytes(to_bytes(owner.setup))
     introductions = [(f"party-{i + 1}", link.call("schema"), link) for i, link in enumerate(links)]
     parties = place_parties(workload.widths[0], introductions)
     names = [f"f{i}" for i in range(sum(workload.widths))]

@@ -192,12 +192,13 @@ def test_a_cluster_is_refused(tmp_path: Path) -> None:
 def test_an_active_party_that_announces_a_key_of_another_scheme_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick_primes: None
 ) -> None:
-    real = key_owner.EncryptedGradientOwner.setup
+    real = key_owner.EncryptedGradientOwner.__init__
 
-    def paillier(self: key_owner.EncryptedGradientOwner) -> object:
-        return dataclasses.replace(real(self), scheme=Scheme.PAILLIER.value)
+    def paillier(self: key_owner.EncryptedGradientOwner, *of: object) -> None:
+        real(self, *of)
+        self.setup = dataclasses.replace(self.setup, scheme=Scheme.PAILLIER.value)
 
-    monkeypatch.setattr(key_owner.EncryptedGradientOwner, "setup", paillier)
+    monkeypatch.setattr(key_owner.EncryptedGradientOwner, "__init__", paillier)
     outcomes = run(parties_of(tmp_path / "sites"), job(**FIELDS, key_bits=2048))
     assert any("another scheme than the job's" in str(one) for one in outcomes.values()), outcomes
 

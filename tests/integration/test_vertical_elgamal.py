@@ -131,8 +131,8 @@ def announced(monkeypatch, change) -> None:
 
     def lie(*of):
         owner = honest(*of)
-        said = dataclasses.replace(owner.setup(), **change(owner))
-        owner.setup = lambda: said
+        said = dataclasses.replace(owner.setup, **change(owner))
+        owner.setup = said
         return owner
 
     monkeypatch.setattr(active_party, "open_owner", lie)
@@ -141,11 +141,11 @@ def announced(monkeypatch, change) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda owner: {"public_key": elgamal_owner(DigitFormat.of(40, 300)).setup().public_key}, "another key"),
-        (lambda owner: {"public_key": elgamal_owner(DigitFormat.of(14, 300)).setup().public_key}, "number of points"),
-        (lambda owner: {"public_key": owner.setup().public_key[:-1]}, "no elgamal key"),
-        (lambda owner: {"public_key": owner.setup().public_key[:-64] + bytes(64)}, "no point of the curve"),
-        (lambda owner: {"public_key": owner.setup().public_key[:-32] + b"\1" + bytes(31)}, "no point of the curve"),
+        (lambda owner: {"public_key": elgamal_owner(DigitFormat.of(40, 300)).setup.public_key}, "another key"),
+        (lambda owner: {"public_key": elgamal_owner(DigitFormat.of(14, 300)).setup.public_key}, "number of points"),
+        (lambda owner: {"public_key": owner.setup.public_key[:-1]}, "no elgamal key"),
+        (lambda owner: {"public_key": owner.setup.public_key[:-64] + bytes(64)}, "no point of the curve"),
+        (lambda owner: {"public_key": owner.setup.public_key[:-32] + b"\1" + bytes(31)}, "no point of the curve"),
         (lambda owner: {"fraction_bits": 20}, "fraction bits"),
         (lambda owner: {"scheme": 1}, "another scheme"),
         (lambda owner: {"max_additions": 299}, "number of rows"),

@@ -107,8 +107,8 @@ def test_gradients_under_another_key_are_refused(parties, toy_keys, monkeypatch)
     def other_key(*of):
         owner = honest(*of)
         other = public_key_to_bytes(toy_paillier(seed=2).public_key)
-        said = dataclasses.replace(owner.setup(), public_key=other)
-        owner.setup = lambda: said
+        said = dataclasses.replace(owner.setup, public_key=other)
+        owner.setup = said
         return owner
 
     monkeypatch.setattr(active_party, "open_owner", other_key)

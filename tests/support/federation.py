@@ -17,11 +17,11 @@ import numpy as np
 import pandas as pd
 import xgboost as xgb
 
-from nvflare_plugins.attempt.job_context import Job, JobResult, Progress, RoundFacts, Silent, SiteContext
+from nvflare_plugins.attempt.job_context import Job, JobResult, Progress, Silent, SiteContext
 from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.data.labels import columns_of
 from nvflare_plugins.kinds.horizontal.site import run_site
-from nvflare_plugins.pages.run_record import RunRecord
+from nvflare_plugins.pages.run_record import RoundRow, RunRecord
 from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.pooled.processors import BUILT_IN
 from nvflare_plugins.site.certificates import Identity
@@ -220,7 +220,7 @@ class _Told(Silent):
     def __init__(self, on_round: Callable) -> None:
         self._on_round = on_round
 
-    def __call__(self, record: RoundFacts, n_rounds: int) -> None:
+    def __call__(self, record: RoundRow, n_rounds: int) -> None:
         self._on_round(record, n_rounds)
 
 
@@ -235,7 +235,7 @@ class Listener(Silent):
     def __init__(self, lines: list[str]) -> None:
         self._lines = lines
 
-    def __call__(self, record: RoundFacts, n_rounds: int) -> None:
+    def __call__(self, record: RoundRow, n_rounds: int) -> None:
         metrics = "".join(f", {name} {value:.6f}" for name, value in record.metrics.items())
         self.say(f"round {record.round + 1} of {n_rounds}{metrics}")
 

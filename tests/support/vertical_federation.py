@@ -101,7 +101,7 @@ def make_clear(n_rows: int):
 def make_paillier(n_rows: int):
     """Return the same of Paillier, with a key that protects nothing."""
     owner = key_owner.gradient_owner(toy_paillier(), key_owner.pair_format(n_rows))
-    return owner, lambda: histogram_maker(owner.setup(), n_rows, allow_toy_keys=True)
+    return owner, lambda: histogram_maker(owner.setup, n_rows, allow_toy_keys=True)
 
 
 def announced(owner_of: Callable[[int], key_owner.GradientOwner], *, allow_toy_keys: bool = True):
@@ -113,7 +113,7 @@ def announced(owner_of: Callable[[int], key_owner.GradientOwner], *, allow_toy_k
 
     def make(n_rows: int):
         owner = owner_of(n_rows)
-        setup = from_bytes(to_bytes(owner.setup()))
+        setup = from_bytes(to_bytes(owner.setup))
         return owner, lambda: histogram_maker(setup, n_rows, allow_toy_keys=allow_toy_keys)
 
     return make

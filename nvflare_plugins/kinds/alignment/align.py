@@ -14,7 +14,7 @@ import numpy as np
 
 from he_processors.errors import ConfigurationError, ProtocolError, VeilBoostError
 from nvflare_plugins.attempt.job_context import JobResult, SiteContext
-from nvflare_plugins.attempt.session import Session
+from nvflare_plugins.attempt.session import Session, tell_all
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart
 from nvflare_plugins.attempt.worker_progress import watched
 from nvflare_plugins.base.errors import PolicyRefusal
@@ -22,7 +22,7 @@ from nvflare_plugins.data.declaration import VerticalRules
 from nvflare_plugins.data.identity import load_ids
 from nvflare_plugins.evidence.format import Content, Protection
 from nvflare_plugins.evidence.log import EvidenceLog
-from nvflare_plugins.kinds.alignment.intersection import LEAST_IDS, Lists, intersect, tell_all
+from nvflare_plugins.kinds.alignment.intersection import LEAST_IDS, Lists, intersect
 from nvflare_plugins.kinds.alignment.job import Alignment, AlignmentJob, save_alignments
 from nvflare_plugins.pages.run_record import ALIGNMENT, DataFacts, ReportSection
 from nvflare_plugins.site.memory.alignments import AlignmentRegistry, AlignmentRun
@@ -30,7 +30,7 @@ from nvflare_plugins.site.memory.forgetting import Forgetting
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.workers.dask_workers import open_workers
-from nvflare_plugins.workers.workers import OnCluster, Workers, in_own_process, work_section
+from nvflare_plugins.workers.workers import Workers, in_own_process, work_section
 
 # Alignment of named data sets between all parties of a session: guards, intersection, order, proof.
 #
@@ -84,9 +84,11 @@ def align(
         raise ValueError("ids must be different: take them from load_ids")
     offer = _Offer.of(ids, policy.vertical)
     offers = [_Offer.from_bytes(data) for data in tell_all(channel, session, offer.to_bytes(), "alignment offer")]
+    if any(set(other.sizes) != set(ids) for other in offers):
+        raise ProtocolError("the parties do not align the same data sets")
     least = max(other.min_intersection for other in offers)
     for name in sorted(ids):
-        _check_sizes(name, [other.size_of(name, offer) for other in offers], least, offers)
+        _check_sizes(name, [other.sizes[name] for other in offers], least, offers)
     registry = AlignmentRegistry.open(policy)
     runs = _reserve_together(channel, session, registry, ids, standing=standing)
     aligner = _Aligner(channel, session, registry, least, say, evidence, workers or {})
@@ -216,12 +218,6 @@ class _Offer:
             raise ProtocolError("a party's offer for the alignment holds an unusable number")
         return cls(*document)
 
-    def size_of(self, name: str, mine: _Offer) -> int:
-        """Return the size of a data set. Raises: ProtocolError, if the parties align other data sets."""
-        if set(self.sizes) != set(mine.sizes):
-            raise ProtocolError("the parties do not align the same data sets")
-        return self.sizes[name]
-
 
 def _check_sizes(name: str, sizes: Sequence[int], least: int, offers: Sequence[_Offer]) -> None:
     """Refuse what can only fail, or would let a large set ask a small one for each of its rows, before ids leave."""
@@ -322,9 +318,7 @@ def _section(found: list[Alignment]) -> ReportSection:
     return ReportSection("Aligned rows", (_NOTE,), ("data set", "rows here", "rows at all parties"), rows)
 
 
-align_site = SitePart(
-    _prepare, _align, lambda job: job.data_sets, lambda job, ids: _PROTECTION, on_cluster=OnCluster.USED
-)
+align_site = SitePart(_prepare, _align, lambda job: job.data_sets, lambda job, ids: _PROTECTION, uses_cluster=True)
 """Takes part in one attempt of an alignment job.
 
 Privacy: the server learns whether the job succeeded, and see ``intersection.py``; neither sizes nor ids are in the

@@ -16,20 +16,15 @@ from he_processors.additive_schemes import StaysInProcess
 from he_processors.bignum.interface import rows_from_ints
 from he_processors.curve import equal_logarithms
 from he_processors.curve.equal_logarithms import PROOF_BYTES, WEIGHT_BYTES, draw_weights, hash_to_ristretto, holds
-from he_processors.curve.interface import (
-    GROUP_ORDER,
-    RISTRETTO_BYTES,
-    SCALAR_BYTES,
-    Points,
-)
+from he_processors.curve.interface import GROUP_ORDER, RISTRETTO_BYTES, SCALAR_BYTES, Points
 from he_processors.curve.registry import open_curve
 from he_processors.errors import ProtocolError, VeilBoostError
 from he_processors.key_agreement import DOMAIN, encode_fields
 from he_processors.randomness import OS_RANDOMNESS, RandomSource, random_below, random_uint64
-from nvflare_plugins.attempt.session import Session
+from nvflare_plugins.attempt.session import Session, tell_all
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.wire.channel import Channel
-from nvflare_plugins.wire.envelope import Codec, Kind
+from nvflare_plugins.wire.envelope import Kind
 from nvflare_plugins.workers.shards import runs_of
 from nvflare_plugins.workers.worker_connection import WorkerPart
 from nvflare_plugins.workers.workers import TRIAL, Workers, begin, collect
@@ -374,17 +369,6 @@ class Lists:
         return plain
 
 
-def tell_all(channel: Channel, session: Session, content: bytes, purpose: str) -> list[bytes]:
-    """Exchange content, sealed for all parties; in rank order, this one's included."""
-    sealed = channel.gather(Kind.AGREEMENT, session.seal_to_all(content, purpose), Codec.SEALED)
-    if len(sealed) != channel.world:
-        raise ProtocolError("the server answered with another number of messages than there are parties")
-    return [
-        content if rank == channel.rank else session.open_from(rank, sealed[rank], purpose)
-        for rank in range(channel.world)
-    ]
-
-
 def block_bytes(size: int) -> int:
     """Return the length of a block of up to ``size`` points."""
     return _COUNT.size + size * POINT_BYTES
@@ -631,7 +615,7 @@ class _Party:
                 held if sends else (), (receiver,) if sends else (), receiver - 1 if receives else None
             )
             if receives:
-                held = self._shuffled(self._of_both(points, of_next))
+                held = self._shuffled([point for point in points if point in of_next])
                 self._require_enough(held)
         others = [rank for rank in range(self._world) if rank != last]
         if self._rank == last:
@@ -642,9 +626,6 @@ class _Party:
             raise ProtocolError("a party called ids common that the next party by name does not have")
         self._require_enough(common)
         return common
-
-    def _of_both(self, points: list[bytes], of_next: frozenset[bytes]) -> list[bytes]:
-        return [point for point in points if point in of_next]
 
     def _return(self, common: list[bytes]) -> list[bytes]:
         """Take this key off the copies that pass on to their owners, proven; return this party's own copy."""

@@ -29,7 +29,6 @@ from nvflare_plugins.site.memory.registry import Registry, Wanted
 from nvflare_plugins.site.memory.released import SentRows
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.wire.envelope import Kind, Phase, TrainingStep
-from nvflare_plugins.workers.workers import OnCluster
 from nvflare_plugins.xgb import stock as xgb
 from nvflare_plugins.xgb.model_json import check_names_survive, finished, with_positive_covers
 from nvflare_plugins.xgb.parameters import TrainingParameters, child_weight, with_floor
@@ -293,7 +292,6 @@ run_bagging_site = SitePart(
     prepare,
     lambda attempt, prepared: _BaggingTraining(attempt, prepared).run(),
     protection=lambda job, prepared: _PROTECTION,
-    on_cluster=OnCluster.NOT_NEEDED,
 )
 """Takes part in one attempt of a job.
 

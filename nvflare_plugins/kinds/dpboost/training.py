@@ -37,7 +37,6 @@ from nvflare_plugins.site.memory.released import SentRows
 from nvflare_plugins.site.policy_values import JobTerms
 from nvflare_plugins.wire.envelope import Kind
 from nvflare_plugins.wire.profiles import MaskedSums
-from nvflare_plugins.workers.workers import OnCluster
 from nvflare_plugins.xgb.model_json import (
     check_names_survive,
     empty_tree_document,
@@ -382,6 +381,5 @@ run_dpboost_site = SitePart(
     prepare,
     lambda attempt, data: _Training(attempt, data).run(),
     protection=_protection,
-    on_cluster=OnCluster.NOT_NEEDED,
 )
 """Takes part in one attempt of a job. A refusal comes before anything is released."""

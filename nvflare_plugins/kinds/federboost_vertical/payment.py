@@ -44,6 +44,7 @@ from nvflare_plugins.base.files import write_private
 from nvflare_plugins.base.formatting import human_bytes
 from nvflare_plugins.kinds.federboost_vertical.job import BucketJob, Description, Unit
 from nvflare_plugins.kinds.federboost_vertical.tables import BucketBlock
+from nvflare_plugins.kinds.vertical.model import list_of_names
 from nvflare_plugins.pages.run_record import ReportSection
 
 # What a passive party's buckets cost, and the two releases that are paid for.
@@ -217,7 +218,7 @@ class KeptBuckets:
         """
         header, content = _read(job, context)
         try:
-            parties = [(str(site), _names(aliases), int(size)) for site, aliases, size in header["parties"]]
+            parties = [(str(site), list_of_names(aliases), int(size)) for site, aliases, size in header["parties"]]
             n_rows, ends = int(header["n_rows"]), np.cumsum([size for *_, size in parties]).tolist()
             if not parties or min(size for *_, size in parties) < 0 or ends[-1] != len(content):
                 raise ValueError("sizes")
@@ -255,7 +256,7 @@ class KeptEdges:
         """Read what an earlier job's run has left. Raises: ConfigurationError, as ``KeptBuckets.read``."""
         header, content = _read(job, context)
         try:
-            names, aliases = _names(header["names"]), _names(header["aliases"])
+            names, aliases = list_of_names(header["names"]), list_of_names(header["aliases"])
             edges = Candidates(tuple(np.array(cuts, dtype=np.float32) for cuts in header["edges"]))
             if content or not len(names) == len(aliases) == len(edges.of_feature):
                 raise ValueError("sizes")
@@ -305,12 +306,6 @@ def _read(job: BucketJob, context: SiteContext) -> tuple[dict[str, Any], bytes]:
 
 def _damaged(job: BucketJob) -> ConfigurationError:
     return ConfigurationError(f"what was kept of the buckets of job {job.buckets_from} is damaged: run that job anew")
-
-
-def _names(names: Sequence[object]) -> tuple[str, ...]:
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise TypeError("names")
-    return tuple(names)
 
 
 def _digest(ids: bytes) -> str:

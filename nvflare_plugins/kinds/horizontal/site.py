@@ -49,7 +49,7 @@ from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.wire.envelope import Kind, pack_list
 from nvflare_plugins.wire.sums import ProtectedSums
 from nvflare_plugins.workers.shards import workers_of
-from nvflare_plugins.workers.workers import OnCluster, Workers, evaluated_elsewhere, in_own_process, shards_line
+from nvflare_plugins.workers.workers import Workers, evaluated_elsewhere, in_own_process, shards_line
 from nvflare_plugins.xgb import stock as xgb
 from nvflare_plugins.xgb.continuation import check_initial_model, keep_thresholds
 from nvflare_plugins.xgb.cuts import Cuts, shortest_between
@@ -595,7 +595,7 @@ run_site = SitePart(
         **word_fact(job.word_bits),
         **forgets_fact(job.forgets),
     },
-    on_cluster=OnCluster.USED,
+    uses_cluster=True,
 )
 """Takes part in one attempt of a job.
 

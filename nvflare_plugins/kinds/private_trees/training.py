@@ -42,7 +42,7 @@ from nvflare_plugins.site.policy_values import JobTerms
 from nvflare_plugins.wire.profiles import MaskedSums
 from nvflare_plugins.wire.sums import ProtectedSums
 from nvflare_plugins.workers.shards import reads_in_passes, workers_of
-from nvflare_plugins.workers.workers import OnCluster, Workers, work_section
+from nvflare_plugins.workers.workers import Workers, work_section
 from nvflare_plugins.xgb.continuation import with_clipping
 from nvflare_plugins.xgb.model_json import check_names_survive, finished, with_positive_covers
 
@@ -348,5 +348,5 @@ def _take_part(attempt: SiteAttempt, prepared: PrivateInput) -> JobResult:
         return _Training(attempt, prepared, workers).run()
 
 
-run_private_trees_site = SitePart(prepare, _take_part, protection=_protection, on_cluster=OnCluster.USED)
+run_private_trees_site = SitePart(prepare, _take_part, protection=_protection, uses_cluster=True)
 """Takes part in one attempt of a job. A refusal comes before anything is released."""

@@ -43,7 +43,6 @@ from nvflare_plugins.pooled.attempt import Agreement, PooledAttempt
 from nvflare_plugins.pooled.preparation import Prepared, allow
 from nvflare_plugins.pooled.spans import Bools, Ints, ask_spans, edges_of, local_bits, spans_of
 from nvflare_plugins.wire.envelope import Kind
-from nvflare_plugins.workers.workers import OnCluster
 from nvflare_plugins.xgb.cuts import Cuts
 
 # What a profile ends with: ``profile.json``, and what its pages show.
@@ -386,7 +385,6 @@ run_profile_site = SitePart(
     prepare,
     lambda attempt, prepared: ProfileAttempt(attempt, prepared).run(),
     protection=lambda job, prepared: prepared.chosen.facts,
-    on_cluster=OnCluster.NOT_NEEDED,
 )
 """Takes part in one attempt of a job.
 

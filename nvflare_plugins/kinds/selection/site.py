@@ -55,7 +55,6 @@ from nvflare_plugins.pooled.attempt import Agreement
 from nvflare_plugins.pooled.growing import GrownTraining, is_grown
 from nvflare_plugins.pooled.row_floors import RowNumbers
 from nvflare_plugins.wire.envelope import Kind, is_larger_better
-from nvflare_plugins.workers.workers import OnCluster
 from nvflare_plugins.xgb import stock as xgb
 from nvflare_plugins.xgb.cuts import Cuts
 from nvflare_plugins.xgb.parameters import TrainingParameters, check_parameters, with_floor
@@ -130,7 +129,6 @@ class SelectionAttempt(FoldedAttempt):
         self._check_spread(agreement)
         information = self._information(agreement) if job.information_value else {}
         self._orders = RowNumbers(self._registry.secret(PURPOSE), self._rows.table, PURPOSE)
-        self._of_folds = self._folds()
         steps = tuple(self._steps(agreement))
         hits = self._shadows(agreement) if job.shadows else {}
         metric = self._given.metrics[-1]
@@ -410,7 +408,6 @@ run_selection_site = SitePart(
     prepare,
     lambda attempt, prepared: SelectionAttempt(attempt, prepared).run(),
     protection=lambda job, prepared: {**prepared.rows.base.chosen.facts, **grown_fact(by_sites=True)},
-    on_cluster=OnCluster.NOT_NEEDED,
 )
 """Takes part in one attempt of a job.
 

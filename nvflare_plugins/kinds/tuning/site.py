@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,7 +56,7 @@ from nvflare_plugins.site.memory.registry import Registry, Wanted, describe_draw
 from nvflare_plugins.site.policy_values import Floors
 from nvflare_plugins.wire.sums import ProtectedSums
 from nvflare_plugins.workers.shards import workers_of
-from nvflare_plugins.workers.workers import OnCluster, Workers, shards_line
+from nvflare_plugins.workers.workers import Workers, shards_line
 from nvflare_plugins.xgb.cuts import Cuts
 from nvflare_plugins.xgb.parameters import TrainingParameters, with_floor
 from nvflare_plugins.xgb.rounds import TrainingResult
@@ -183,7 +184,8 @@ class FoldedAttempt(PooledAttempt):
         weights = row_weights(self._rows.table, factor) / max(1.0, factor)
         check_folds(sums, floors, own, weights, rows.folds, rows.n_folds, self._most_rows_needed(floors))
 
-    def _folds(self) -> list[Fold]:
+    @cached_property
+    def _of_folds(self) -> list[Fold]:
         return [Fold.of(self._rows.table, self._in_folds.folds == number) for number in range(self._in_folds.n_folds)]
 
     def _trained(self, number: int) -> None:
@@ -232,13 +234,12 @@ class TuningAttempt(FoldedAttempt):
 
     def _train_all(self, train: _TrainFold) -> TuningResult:
         job, trials, done = self._job, self._prepared.trials, []
-        folds = self._folds()
         metric = self._parameters.metrics[-1]
         for t, trial in enumerate(trials):
             started, scores = time.perf_counter(), []
-            for f, fold in enumerate(folds):
+            for f in range(job.folds):
                 with in_trial(t + 1, len(trials), f + 1, job.folds):
-                    scores.append(score_of(train(t, f, fold)))
+                    scores.append(score_of(train(t, f)))
                     self._trained(t * job.folds + f)
             done.append(TrialResult(t + 1, trial, tuple(scores), time.perf_counter() - started))
             so_far = TuningResult(metric, tuple(done))
@@ -252,8 +253,8 @@ class TuningAttempt(FoldedAttempt):
         engine = MediatedEngine.of(self._attempt, agreement, table, max_bin)
         bins = self._on_workers(cuts) or FoldsHere(table, self._in_folds.folds, self._job.folds, cuts, max_bin)
 
-        def train(t: int, f: int, fold: Fold) -> TrainingResult:
-            parameters = self._trials[t]
+        def train(t: int, f: int) -> TrainingResult:
+            parameters, fold = self._trials[t], self._of_folds[f]
             self._agree_scales(agreement.sums, parameters, [fold.kept, fold.held_out])
             draws, least = self._draws(parameters, fold), self._counted_leaves(parameters)
             settings, names = self._settings(t, f), (EVALUATED,)
@@ -266,10 +267,11 @@ class TuningAttempt(FoldedAttempt):
         sums, cuts, n_rows = agreement.sums, agreement.cuts, int(agreement.rows[0])
         rows = self._on_workers(cuts) or FoldRows(self._rows.table, self._in_folds.folds, cuts, self._arithmetic)
 
-        def train(t: int, f: int, fold: Fold) -> TrainingResult:
-            self._agree_scales(sums, self._trials[t], [fold.kept, fold.held_out])
-            grown = self._grown(self._trials[t], cuts, n_rows, fold.kept, (EVALUATED,))
-            settings, draws = self._settings(t, f), self._draws(self._trials[t], fold)
+        def train(t: int, f: int) -> TrainingResult:
+            parameters, fold = self._trials[t], self._of_folds[f]
+            self._agree_scales(sums, parameters, [fold.kept, fold.held_out])
+            grown = self._grown(parameters, cuts, n_rows, fold.kept, (EVALUATED,))
+            settings, draws = self._settings(t, f), self._draws(parameters, fold)
             return rows.train(f, GrownTraining(grown, sums, self._attempt.channel, settings, draws))
 
         return train
@@ -334,7 +336,7 @@ class Fold:
         return cls(~held_out, kept, others)
 
 
-_TrainFold = Callable[[int, int, Fold], TrainingResult]
+_TrainFold = Callable[[int, int], TrainingResult]
 """Trains a trial, by its number, on all rows but those of a fold, by its number."""
 
 
@@ -371,7 +373,7 @@ run_tuning_site = SitePart(
     prepare,
     _take_part,
     protection=lambda job, prepared: {**prepared.rows.base.chosen.facts, **grown_fact(by_sites=prepared.is_grown)},
-    on_cluster=OnCluster.USED,
+    uses_cluster=True,
 )
 """Takes part in one attempt of a job.
 

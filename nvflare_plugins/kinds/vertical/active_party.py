@@ -91,49 +91,23 @@ class LeafPurity:
         return float(counts.reshape(n_leaves, self._n_classes).max(axis=1).sum() / leaf_of_row.size)
 
 
-@dataclass(frozen=True, slots=True)
-class PurityReport:
-    """Leaf purity of first and later trees, each the mean over the trees of its rounds.
-
-    Attributes:
-        guess: part of the largest class: what no tree at all tells.
-        first_round, second_round, later_rounds: of the first round, the second, and of all but the first; None
-            without such rounds.
-        first_shared_round: of the first round in which passive parties took part; None if they took part in none.
-        own_rounds: rounds on the active party's columns alone.
-    """
-
-    guess: float
-    first_round: float | None
-    second_round: float | None
-    later_rounds: float | None
-    first_shared_round: float | None
-    own_rounds: int
-
-    def rows(self) -> tuple[tuple[str, str], ...]:
-        """Return them in words, each once: without own rounds the first round is the first with passive parties."""
-        known = {
-            "largest class alone": self.guess,
-            "first round": self.first_round,
-            "second round": self.second_round,
-            "later rounds": self.later_rounds,
-            "first round with passive parties": self.first_shared_round if self.own_rounds else None,
-        }
-        return tuple((name, f"{value:.4f}") for name, value in known.items() if value is not None)
-
-
 def purity_report(
     purities: Sequence[float], trees_per_round: int, own_rounds: int, label: NDArray[np.float32]
-) -> PurityReport:
-    """Sum up the trees' purities, in order. Shapes: label: float32[n_rows]."""
+) -> dict[str, float]:
+    """Return in words the purity of first and later rounds, each the mean over its trees, beside what no tree tells.
+
+    Each stands once: without own rounds the first round is the first with passive parties.
+
+    Shapes: label: float32[n_rows].
+    """
     rounds = [float(np.mean(purities[i : i + trees_per_round])) for i in range(0, len(purities), trees_per_round)]
-    guess = np.unique(label, return_counts=True)[1].max() / label.size
-
-    def of(number: int) -> float | None:
-        return rounds[number] if number < len(rounds) else None
-
-    later = float(np.mean(rounds[1:])) if len(rounds) > 1 else None
-    return PurityReport(float(guess), of(0), of(1), later, of(own_rounds), own_rounds)
+    found = {"largest class alone": float(np.unique(label, return_counts=True)[1].max() / label.size)}
+    found |= zip(("first round", "second round"), rounds, strict=False)
+    if len(rounds) > 1:
+        found["later rounds"] = float(np.mean(rounds[1:]))
+    if 0 < own_rounds < len(rounds):
+        found["first round with passive parties"] = rounds[own_rounds]
+    return found
 
 
 # The training of the active party: it grows the trees itself, with what the passive parties' columns offer.
@@ -204,15 +178,6 @@ class VerticalSettings:
     timer: Timer = untimed
 
 
-@dataclass(frozen=True, slots=True)
-class VerticalRound:
-    """What happened in one boosting round. Units: seconds; metrics by "set-metric"."""
-
-    round: int
-    metrics: dict[str, float]
-    seconds: float
-
-
 @dataclass(slots=True)
 class VerticalResult:
     """The active party's part of a trained model, thresholds of other parties masked, as XGBoost JSON.
@@ -222,7 +187,7 @@ class VerticalResult:
     """
 
     model: bytes
-    rounds: list[VerticalRound] = field(default_factory=list)
+    rounds: list[RoundRow] = field(default_factory=list)
     best_round: int | None = None
     best_score: float | None = None
     leaf_purities: list[float] = field(default_factory=list)
@@ -413,7 +378,7 @@ class VerticalTraining:
         self._model.set_attr(**{vertical_model.SEALED_ATTRIBUTE: "1"})
         return SealedTraining(plan, self._parties[0], self._settings.deadline_s)
 
-    def run(self, on_round: Callable[[VerticalRound, GrownModel], None] | None = None) -> VerticalResult:
+    def run(self, on_round: Callable[[RoundRow, GrownModel], None] | None = None) -> VerticalResult:
         """Train.
 
         Args:
@@ -440,7 +405,7 @@ class VerticalTraining:
         result.model = vertical_model.mask_columns(model.to_bytes(), self._n_own, *self._lists, self._label_classes)
         return result
 
-    def _round(self, number: int) -> VerticalRound:
+    def _round(self, number: int) -> RoundRow:
         started = time.perf_counter()
         self._grow_round(number)
         metrics = {}
@@ -451,7 +416,7 @@ class VerticalTraining:
                 for metric in self._metrics:
                     parts = metric.parts(margins.values, one.label, one.weight, one.queries)
                     metrics[f"{one.name}-{metric.name}"] = metric.value(parts)
-        return VerticalRound(number, metrics, time.perf_counter() - started)
+        return RoundRow(number, time.perf_counter() - started, metrics)
 
     # -- one round ----------------------------------------------------------------------------------------------------
 
@@ -610,7 +575,7 @@ class ActiveSite:
             timer, numbers = start.stages.measure, start.scheme.numbers
             owner = open_owner(job, n_rows, backend, timer, start.workers, start.planned, numbers)
             start.progress.say(self._scheme_line())
-            parties = self._introduce(owner.setup())
+            parties = self._introduce(owner.setup)
             params = self._checked_parameters(parties)
             start.stages.take()
             n_trees = max(job.num_rounds - max(start.n_done, job.own_rounds), 0) * start.trees_per_round
@@ -709,7 +674,7 @@ class ActiveSite:
 
     # -- while training -----------------------------------------------------------------------------------------------
 
-    def _after_round(self, record: VerticalRound, model: GrownModel) -> None:
+    def _after_round(self, record: RoundRow, model: GrownModel) -> None:
         start = self._start
         number = record.round - self._n_initial  # the job's rounds, without those of the model it continues
         times = start.stages.take()
@@ -740,8 +705,8 @@ class ActiveSite:
             report = purity_report(result.leaf_purities, start.trees_per_round, own, label)
             text = (
                 "How often a passive party that knows which rows share a leaf would guess their label, had it been "
-                f"told each leaf's most frequent one. {counted(report.own_rounds, 'round')} used this party's columns "
-                "alone."
+                f"told each leaf's most frequent one. {counted(own, 'round')} used this party's columns alone."
             )
-            sections.append(ReportSection("Leaf purity", (text,), ("trees", "purity"), report.rows()))
+            told = tuple((name, f"{value:.4f}") for name, value in report.items())
+            sections.append(ReportSection("Leaf purity", (text,), ("trees", "purity"), told))
         return tuple(sections)

@@ -33,12 +33,7 @@ from nvflare_plugins.kinds.vertical.messages import ContentRecorder, most_slots
 from nvflare_plugins.kinds.vertical.model import Part, StoredPart
 from nvflare_plugins.kinds.vertical.noised import NoisePayment, NoisePlan, plan_of, trees_due, trees_per_round
 from nvflare_plugins.kinds.vertical.party_data import PartyData
-from nvflare_plugins.kinds.vertical.sealed import (
-    BYTES_PER_CANDIDATE,
-    CANDIDATES_AT_ONCE,
-    SealedPlan,
-    sealed_plan,
-)
+from nvflare_plugins.kinds.vertical.sealed import BYTES_PER_CANDIDATE, CANDIDATES_AT_ONCE, SealedPlan, sealed_plan
 from nvflare_plugins.kinds.vertical.sealed import MAX_BINS as SEALED_BINS
 from nvflare_plugins.pages.run_record import ReportSection, RoundRow, Span
 from nvflare_plugins.wire.envelope import Phase, TrainingStep

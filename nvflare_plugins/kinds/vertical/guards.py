@@ -236,18 +236,6 @@ class Guard:
         with self._ledger.charging() as released:
             self._sets[data_set] = (keys, released.enter(keys))
 
-    def charge_splits(self, divided: Sequence[SplitBits]) -> None:
-        """Charge splits of this party before it tells which rows go left: one bit for every row of their nodes.
-
-        Args:
-            divided: the rows of each node; their sums must have been admitted.
-
-        Raises:
-            PolicyRefusal: a row has no bit left. The sums would have been withheld, had it been so when they were due:
-                another job on the data set runs at the same time.
-        """
-        self._charge_bits(divided)
-
     def is_new(self, answer: SplitBits) -> bool:
         """Tell whether an answer about rows on their way down a finished tree would show what was not shown before.
 
@@ -257,15 +245,17 @@ class Guard:
         """
         return answer.data_set in self._sets and self._name_of(answer) not in self._told
 
-    def charge_answers(self, answers: Sequence[SplitBits]) -> None:
-        """Charge new answers about rows on their way down finished trees, before they are given: one bit a row.
+    def charge_bits(self, answers: Sequence[SplitBits]) -> None:
+        """Charge what this party is about to tell of which rows go left: one bit for every row.
+
+        Args:
+            answers: of splits just won, the rows of their nodes, whose sums must have been admitted; or new answers
+                about rows on their way down finished trees.
 
         Raises:
-            PolicyRefusal: a row has no bit left.
+            PolicyRefusal: a row has no bit left. The sums of a split's node would have been withheld, had it been so
+                when they were due: another job on the data set runs at the same time.
         """
-        self._charge_bits(answers)
-
-    def _charge_bits(self, answers: Sequence[SplitBits]) -> None:
         names, most = [self._name_of(one) for one in answers], 0
         with self._charging() as released:
             for one in answers:

@@ -20,29 +20,15 @@ from numpy.typing import NDArray
 from he_processors.additive_schemes import AdditiveScheme, PublicKey, Scheme, StaysInProcess
 from he_processors.bignum import registry
 from he_processors.bignum.interface import Residues
-from he_processors.ciphertext_wire import (
-    CiphertextHeader,
-    Content,
-    decode_ciphertexts,
-    public_key_from_bytes,
-)
+from he_processors.ciphertext_wire import CiphertextHeader, Content, decode_ciphertexts, public_key_from_bytes
 from he_processors.curve.interface import AFFINE_BYTES, Curve, PointColumn, Points
 from he_processors.curve.registry import AUTO, BACKEND_NAMES, open_curve
 from he_processors.elgamal import bin_sums, encryption
-from he_processors.elgamal.bin_sums import (
-    Content as PointContent,
-)
+from he_processors.elgamal.bin_sums import Content as PointContent
 from he_processors.errors import BackendUnavailable, CapacityExceeded, ConfigurationError, ProtocolError
 from he_processors.fixed_point import WORD_BITS, PackingLayout, PairFormat, lower_words
 from he_processors.histogram.planner import BinCodes, BinLayout, plan_level
-from he_processors.histogram.sums import (
-    BinMasks,
-    BinNoise,
-    MaskedFormat,
-    add_unhidden,
-    pack_and_hide,
-    sum_bins,
-)
+from he_processors.histogram.sums import BinMasks, BinNoise, MaskedFormat, add_unhidden, pack_and_hide, sum_bins
 from he_processors.paillier import PAILLIER, Rerandomiser
 from nvflare_plugins.kinds.vertical.messages import TrainingSetup
 from nvflare_plugins.workers.worker_connection import WorkerPart, reduce_scatter
@@ -795,7 +781,9 @@ class ShardedHistogramMaker(HistogramMaker):
                 self._waiting.popleft().result()
             columns, nodes = features.astype(np.int64), self._nodes(node_rows)
             bounds = self._bounds(len(node_rows) * layout.n_slots)
-            shares = [_slots_of(noise, start, stop) for start, stop in itertools.pairwise(bounds)]
+            drawn = None if noise is None else _only_noise(noise)
+            slots = itertools.starmap(slice, itertools.pairwise(bounds))
+            shares = [None if drawn is None else (drawn.g[some], drawn.h[some]) for some in slots]
             each = [(columns, layout.n_bins, tuple(bounds), *own) for own in zip(shares, nodes, strict=True)]
             futures = self._workers.together("sum_share", each)
             for work, future in zip(self._workers.work, futures, strict=True):
@@ -843,8 +831,3 @@ def _exchanges(work: Work) -> Callable[[Future[Any]], None]:
             work.exchanged(*future.result()[1:])
 
     return note
-
-
-def _slots_of(noise: Added | None, start: int, stop: int) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
-    noise = None if noise is None else _only_noise(noise)
-    return None if noise is None else (noise.g[start:stop], noise.h[start:stop])

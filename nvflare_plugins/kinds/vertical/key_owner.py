@@ -25,7 +25,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -35,33 +35,16 @@ from numpy.typing import NDArray
 from he_processors import ciphertext_wire
 from he_processors.additive_schemes import AdditiveScheme, Decryptor, PrivateKey, PublicKey, Scheme
 from he_processors.bignum import registry
-from he_processors.ciphertext_wire import (
-    public_key_to_bytes,
-    secret_key_from_bytes,
-    secret_key_to_bytes,
-)
+from he_processors.ciphertext_wire import public_key_to_bytes, secret_key_from_bytes, secret_key_to_bytes
 from he_processors.curve.interface import Curve
 from he_processors.curve.registry import AUTO
 from he_processors.elgamal import bin_sums, encryption
-from he_processors.elgamal.bin_sums import (
-    PointHeader,
-    encode_points,
-    join_message,
-    open_message,
-    read_rows,
-)
+from he_processors.elgamal.bin_sums import PointHeader, encode_points, join_message, open_message, read_rows
 from he_processors.elgamal.decryption import ElGamalDecryptor, draw_out
 from he_processors.errors import CapacityExceeded, ConfigurationError, ProtocolError
 from he_processors.fixed_point import MOST_SUM_BITS, REFUSED, PackingLayout, PairFormat, exponent_of
 from he_processors.histogram.planner import BinLayout
-from he_processors.histogram.sums import (
-    BinSums,
-    MaskedFormat,
-    NodeTotal,
-    check_node,
-    decrypt_level,
-    open_shares,
-)
+from he_processors.histogram.sums import BinSums, MaskedFormat, NodeTotal, check_node, decrypt_level, open_shares
 from he_processors.paillier import PAILLIER, Encryptor, PaillierPrivateKey, owner_encryptor
 from nvflare_plugins.attempt.job_context import SiteContext
 from nvflare_plugins.base.errors import DataRefusal
@@ -209,11 +192,15 @@ class GradientOwner:
     Security: holds the secret key; opened sums are checked against what is known of each node before they are used.
 
     Attributes:
+        setup: what passive parties need.
         is_streamed: sums come in blocks of features (``feature_blocks``); the same at both halves.
     """
 
-    pair_format: PairFormat
     is_streamed = True
+
+    def __init__(self, pair_format: PairFormat, scheme: int = CLEAR_CODE, public_key: bytes = b"") -> None:
+        self.pair_format = pair_format
+        self.setup = TrainingSetup(scheme, pair_format.fraction_bits, pair_format.max_additions, public_key)
 
     def begin_tree(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> None:
         """Take note of all pairs of a tree, which ``encrypt`` is then asked for block by block in their order."""
@@ -236,10 +223,6 @@ class GradientOwner:
     def fill(self, n_rows: int) -> None:
         """Make randomisers until so many rows can be encrypted with them, while the passive parties work."""
 
-    def setup(self) -> TrainingSetup:
-        """Return what passive parties need."""
-        raise NotImplementedError
-
 
 class ClearGradientOwner(GradientOwner):
     """The stand-in without encryption, for tests and for jobs that name `plain`.
@@ -248,9 +231,6 @@ class ClearGradientOwner(GradientOwner):
     """
 
     is_streamed = False
-
-    def __init__(self, pair_format: PairFormat):
-        self.pair_format = pair_format
 
     def encrypt(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> bytes:
         """Return the pairs as they are."""
@@ -266,10 +246,6 @@ class ClearGradientOwner(GradientOwner):
         for node_sums, total in zip(opened, totals, strict=True):
             check_node(node_sums, total, layout, self.pair_format)
         return opened
-
-    def setup(self) -> TrainingSetup:
-        """Return the number format: there is no key."""
-        return TrainingSetup(CLEAR_CODE, self.pair_format.fraction_bits, self.pair_format.max_additions, b"")
 
 
 _BLOCK_BINS = 1 << 16
@@ -289,7 +265,8 @@ class ElGamalGradientOwner(GradientOwner):
         opens: bool = True,
     ) -> None:
         """Args: timer: measures the stage "search", a part of opening sums; opens: is asked to open sums, too."""
-        self.pair_format: PairFormat = digits
+        key = private_key.public_key
+        super().__init__(digits, key.scheme.value, key.to_bytes())
         self._digits, self._curve, self._timer = digits, curve, timer
         self._private_key = private_key
         self._encryptor = encryption.ElGamalEncryptor(private_key, curve)
@@ -337,11 +314,6 @@ class ElGamalGradientOwner(GradientOwner):
         """Make randomisers for the next tree."""
         self._encryptor.fill(n_rows)
 
-    def setup(self) -> TrainingSetup:
-        """Return what passive parties need."""
-        key = self._encryptor.public_key
-        return TrainingSetup(key.scheme.value, self._digits.fraction_bits, self._digits.max_additions, key.to_bytes())
-
     def secret_bytes(self) -> bytes:
         """Return the key for the owner's own workers. Secret."""
         return secret_key_to_bytes(self._private_key)
@@ -364,10 +336,10 @@ class EncryptedGradientOwner(GradientOwner):
     """The active party's half: encrypts gradients, opens and checks sums."""
 
     def __init__(self, encryptor: Encryptor, decryptor: Decryptor, pair_format: PairFormat):
-        self.pair_format = pair_format
-        self._encryptor = encryptor
-        self._decryptor = decryptor
-        self._packing = PackingLayout.fit(pair_format, encryptor.public_key.plaintext_bits)
+        key = encryptor.public_key
+        super().__init__(pair_format, key.scheme.value, public_key_to_bytes(key))
+        self._encryptor, self._decryptor = encryptor, decryptor
+        self._packing = PackingLayout.fit(pair_format, key.plaintext_bits)
 
     def encrypt(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> bytes:
         """Encrypt each pair to one ciphertext, with a fresh randomiser."""
@@ -401,13 +373,6 @@ class EncryptedGradientOwner(GradientOwner):
         fill = getattr(getattr(self._encryptor, "randomisers", None), "fill", None)
         if fill is not None:
             fill(n_rows)
-
-    def setup(self) -> TrainingSetup:
-        """Return what passive parties need."""
-        key = self._encryptor.public_key
-        return TrainingSetup(
-            key.scheme.value, self.pair_format.fraction_bits, self.pair_format.max_additions, public_key_to_bytes(key)
-        )
 
     def pairs_message(self, n_rows: int, pieces: Sequence[bytes | memoryview]) -> bytes:
         """Put the header before pieces of pairs that were encrypted elsewhere, in wire form, in order."""
@@ -586,18 +551,8 @@ class SpreadPoints:
             plain = [(one.n_rows, one.g, one.h, one.lower) for one in totals[nodes]]
             args = (np.ascontiguousarray(mine), layout.n_bins[features], plain)
             futures.append(self._workers.call(number, "open_points", *args))
-        opened = collect(futures)
-        if by_nodes:
-            return [BinSums(g, h) for part in opened for g, h in zip(*part, strict=True)]
-        return [
-            BinSums(*(np.concatenate(part, axis=-1) for part in zip(*of_node, strict=True)))
-            for of_node in _by_node(opened)
-        ]
-
-
-def _by_node(opened: list[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> list[list[tuple[NDArray[np.int64], ...]]]:
-    """Return for each node g and h of every worker. Shapes: opened: of each worker g and h, int64[n_nodes, ...]."""
-    return [[(g[node], h[node]) for g, h in opened] for node in range(len(opened[0][0]))]
+        g, h = (np.concatenate(parts, axis=0 if by_nodes else -1) for parts in zip(*collect(futures), strict=True))
+        return list(map(BinSums, g, h))
 
 
 def _even(n: int, n_parts: int) -> list[slice]:
@@ -634,7 +589,7 @@ class WrappedOwner(GradientOwner):
     """A half behind which another one encrypts and opens."""
 
     def __init__(self, owner: GradientOwner) -> None:
-        self.pair_format, self.is_streamed = owner.pair_format, owner.is_streamed
+        self.pair_format, self.is_streamed, self.setup = owner.pair_format, owner.is_streamed, owner.setup
         self._owner = owner
 
     def open_sums(self, sums: bytes, layout: BinLayout, totals: Sequence[NodeTotal]) -> list[BinSums]:
@@ -644,10 +599,6 @@ class WrappedOwner(GradientOwner):
     def finish_sums(self, since_s: float) -> None:
         """Take note that all sums of a level were opened."""
         self._owner.finish_sums(since_s)
-
-    def setup(self) -> TrainingSetup:
-        """Return what passive parties need."""
-        return self._owner.setup()
 
 
 class ShardedOwner(WrappedOwner):
@@ -662,10 +613,8 @@ class ShardedOwner(WrappedOwner):
         """Give the workers what they encrypt with. Args: secret: of ``secret_key_to_bytes``."""
         super().__init__(owner)
         self._encrypting, self._workers = owner, workers
-        setup = owner.setup()
-        fields = (setup.scheme, setup.fraction_bits, setup.max_additions, setup.public_key)
-        opens = spread_opening(owner, workers)
-        begin(workers, PART, [(fields, backend, secret, tuple(PairsForm.of(owner.pair_format)), opens)] * len(workers))
+        opens, form = spread_opening(owner, workers), tuple(PairsForm.of(owner.pair_format))
+        begin(workers, PART, [(astuple(owner.setup), backend, secret, form, opens)] * len(workers))
         self._g = self._h = np.empty(0, dtype=np.int64)
         self._given = self._n_asked = 0  # rows and parts of the tree
         self._bounds = [0]

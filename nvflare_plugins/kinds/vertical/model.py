@@ -742,15 +742,15 @@ def _content(part: Part) -> dict[str, Any]:
 
 def _part(content: Mapping[str, Any]) -> Part:
     """Read what ``_content`` made. Raises: ValueError, TypeError, KeyError, ConfigurationError."""
-    columns = _names(content["columns"])
+    columns = list_of_names(content["columns"])
     if "splits" in content:
         table, aliases = table_from_json(json.dumps({name: content[name] for name in ("aliases", "splits")}))
         if len(columns) != len(aliases):
             raise ValueError("one alias for each column")
-        categories = {str(name): _names(words) for name, words in content.get("categories", {}).items()}
+        categories = {str(name): list_of_names(words) for name, words in content.get("categories", {}).items()}
         _check_sets(table, columns, categories)
         return PassivePart(table, columns, aliases, categories)
-    parties = tuple(PartyColumns(str(site), _names(aliases)) for site, aliases in content["parties"])
+    parties = tuple(PartyColumns(str(site), list_of_names(aliases)) for site, aliases in content["parties"])
     best_round = content["best_round"]
     if best_round is not None and type(best_round) is not int:
         raise TypeError("best_round")
@@ -777,7 +777,8 @@ def _check_booster(part: ActivePart) -> None:
             raise ValueError(f"{held} of another party")
 
 
-def _names(names: Any) -> tuple[str, ...]:
+def list_of_names(names: Any) -> tuple[str, ...]:
+    """Return names that a file lists. Raises: TypeError."""
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise TypeError("names")
     return tuple(names)

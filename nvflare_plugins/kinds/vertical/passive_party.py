@@ -23,12 +23,7 @@ from nvflare_plugins.kinds.vertical import messages, model
 from nvflare_plugins.kinds.vertical.context import TrainedPart, VerticalContext
 from nvflare_plugins.kinds.vertical.conversation import Responder
 from nvflare_plugins.kinds.vertical.guards import NO_LIMITS, GrownNodes, Guard, SplitBits, TreeLimits, bins_section
-from nvflare_plugins.kinds.vertical.histogram_maker import (
-    HistogramMaker,
-    PairsForm,
-    histogram_maker,
-    unpack_public_key,
-)
+from nvflare_plugins.kinds.vertical.histogram_maker import HistogramMaker, PairsForm, histogram_maker, unpack_public_key
 from nvflare_plugins.kinds.vertical.job import VerticalJob, VerticalProfile
 from nvflare_plugins.kinds.vertical.noised import NoisedGuard, NoiseSource
 from nvflare_plugins.kinds.vertical.party_data import CutPoints, PartyData, PartySet, find_cut_points
@@ -305,7 +300,7 @@ class PassiveParty:
         answers = tuple(self._split(self._won(split)) for split in request.splits)
         if self.guard is not None:
             divided = [(self.table[self._tree, split.node], self._sides[split.node]) for split in request.splits]
-            self.guard.charge_splits(
+            self.guard.charge_bits(
                 [SplitBits(self._name_of(split), of, left) for of, (split, left) in zip(rows, divided, strict=True)]
             )
         return messages.SplitAnswer(self._tree, answers)
@@ -374,7 +369,7 @@ class PassiveParty:
             if self.guard is not None and self.guard.is_new(answer):
                 new.append(answer)
         if self.guard is not None and new:
-            self.guard.charge_answers(new)
+            self.guard.charge_bits(new)
         return messages.DecisionAnswer(tuple(answers))
 
     def _decide(self, data_set: int, query: messages.PathQuery) -> SplitBits:

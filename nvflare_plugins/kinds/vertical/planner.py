@@ -14,12 +14,7 @@ from typing import Any
 import numpy as np
 
 from dp_components.accounting import PrivacyCost, compose
-from he_processors.curve.interface import (
-    AFFINE_BYTES,
-    COMPRESSED_BYTES,
-    base_point,
-    to_compressed,
-)
+from he_processors.curve.interface import AFFINE_BYTES, COMPRESSED_BYTES, base_point, to_compressed
 from he_processors.curve.registry import open_curve
 from he_processors.elgamal.encryption import EXACT_FRACTION_BITS, DigitFormat
 from he_processors.errors import ConfigurationError
@@ -65,20 +60,13 @@ _NAMES_COLUMNS = ("interaction_constraints",)
 _SAMPLE_CANDIDATES = 1024
 
 
-def noise_plan(job: VerticalJob | None) -> NoisePlan | None:
-    """Return the plan of a job in the preset noised; None for any other. Raises: ConfigurationError."""
-    if job is None or not job.is_noised:
+def planned_sums(job: VerticalJob) -> NoisePlan | SealedPlan | None:
+    """Return the plan of a job in the preset noised or sealed; None for any other. Raises: ConfigurationError."""
+    if not (job.is_noised or job.is_sealed):
         return None
     free = {name: value for name, value in job.params.items() if ALIASES.get(name, name) not in _NAMES_COLUMNS}
-    return plan_of(job, check_vertical_parameters(free, ["any"], label=job.label))
-
-
-def sealed_plan_of(job: VerticalJob | None) -> SealedPlan | None:
-    """Return the plan of a job in the preset sealed; None for any other. Raises: ConfigurationError."""
-    if job is None or not job.is_sealed:
-        return None
-    free = {name: value for name, value in job.params.items() if ALIASES.get(name, name) not in _NAMES_COLUMNS}
-    return sealed_plan(job, check_vertical_parameters(free, ["any"], label=job.label))
+    parameters = check_vertical_parameters(free, ["any"], label=job.label)
+    return plan_of(job, parameters) or sealed_plan(job, parameters)
 
 
 def noise_lines(plan: NoisePlan, foreign: Sequence[int], n_rows: int) -> Iterator[str]:
@@ -190,7 +178,8 @@ def _estimate(
     upload = workload.rows * rates.ciphertext_bytes
     active_bytes = upload + workload.rows * _PAIR_BYTES
     passive_bytes = [upload + round(workload.built_rows) * _ROW_BYTES for _ in workload.foreign]
-    exchanged = max(_partial_bytes(workload, rates, party) for party in range(len(workload.foreign)))
+    slots = max(map(workload.slots_of, range(len(workload.foreign))))
+    exchanged = workload.built_nodes * slots * rates.partial_bytes  # of one worker's sums, before they are packed
     # What is not divided, and what more workers make longer, beside what is.
     steps = {
         "encrypting": estimate.encrypt_s / n,
@@ -207,11 +196,6 @@ def _estimate(
     return WorkersEstimate(
         n, sum(steps.values()), max(steps, key=lambda name: steps[name]), max(active_bytes, *passive_bytes), memory
     )
-
-
-def _partial_bytes(workload: VerticalWorkload, rates: CipherRates, party: int) -> int:
-    """Return the bytes of one worker's sums of a tree, before they are packed."""
-    return workload.built_nodes * workload.slots_of(party) * rates.partial_bytes
 
 
 def render_workers(found: list[WorkersEstimate]) -> str:
@@ -274,15 +258,19 @@ def plan(request: PlanRequest, job: VerticalJob | None) -> Plan:
     rates, bytes_per_s = measure_ciphers(workload), request.network.site_bytes_per_s
     memory = process_memory_bytes()
     result = estimate_vertical(workload, rates, bytes_per_s, memory)
-    figures, text = vertical_figures(workload, rates, result), render_vertical(workload, rates, result, bytes_per_s)
-    noised = noise_plan(job)
-    if job is not None and noised is not None:
-        advice = noise_advice(request, job, noised, foreign, rows)
-        figures |= {"noise": noise_figures(noised, foreign) | advice.figures}
-        text += "\n".join(["", *noise_lines(noised, foreign, rows), shown_lines(advice.shown)])
-    sealed = sealed_plan_of(job)
-    if sealed is not None:
-        costs = measure_sealed(sealed, workload)
+    figures: dict[str, Any] = {
+        "workload": dataclasses.asdict(workload),
+        "rates": dataclasses.asdict(rates),
+        "estimate": {**dataclasses.asdict(result), "core_s": result.core_s, "wall_s": result.wall_s},
+    }
+    text = render_vertical(workload, rates, result, bytes_per_s)
+    planned = None if job is None else planned_sums(job)
+    if job is not None and isinstance(planned, NoisePlan):
+        advice = noise_advice(request, job, planned, foreign, rows)
+        figures |= {"noise": noise_figures(planned, foreign) | advice.figures}
+        text += "\n".join(["", *noise_lines(planned, foreign, rows), shown_lines(advice.shown)])
+    if isinstance(planned, SealedPlan):
+        costs = measure_sealed(planned, workload)
         figures |= {"sealed": dataclasses.asdict(costs)}
         text += f"\n\n{costs.text()}\n"
     if request.workers is not None:
@@ -570,7 +558,7 @@ def measure_ciphers(workload: VerticalWorkload) -> CipherRates:
         yield
         spent[stage] += (time.process_time() - started) / _REPEATS
 
-    setup = owner.setup()
+    setup = owner.setup
     maker = histogram_maker(setup, setup.max_additions, timer=timer, form=PairsForm.of(form))
 
     def receive() -> None:
@@ -664,12 +652,3 @@ def vertical_assumptions(workload: VerticalWorkload, bytes_per_s: float) -> Iter
         "the preset `exact`: guarded parties keep sums to themselves and so cost less; noised ones send the sums "
         "of both children of a node, of fewer features and bins (noised_features, noised_bins)"
     )
-
-
-def vertical_figures(workload: VerticalWorkload, rates: CipherRates, estimate: VerticalEstimate) -> dict[str, Any]:
-    """Return the plan as JSON values."""
-    return {
-        "workload": dataclasses.asdict(workload),
-        "rates": dataclasses.asdict(rates),
-        "estimate": {**dataclasses.asdict(estimate), "core_s": estimate.core_s, "wall_s": estimate.wall_s},
-    }

@@ -39,13 +39,7 @@ from he_processors.two_party.oblivious_transfer import (
 from he_processors.two_party.split_argmax import PassiveLevel, Shares, Terms
 from nvflare_plugins.kinds.vertical.histogram_maker import Timer, untimed
 from nvflare_plugins.kinds.vertical.job import Preset, VerticalJob
-from nvflare_plugins.kinds.vertical.messages import (
-    Bits,
-    SealedAnswer,
-    SealedRequest,
-    Transfers,
-    TransfersAnswer,
-)
+from nvflare_plugins.kinds.vertical.messages import Bits, SealedAnswer, SealedRequest, Transfers, TransfersAnswer
 from nvflare_plugins.xgb.parameters import ALIASES, TrainingParameters
 
 FRACTION_BITS = 14

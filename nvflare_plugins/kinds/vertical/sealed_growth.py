@@ -81,7 +81,7 @@ class SealedSums(PartySums):
     def evaluate(
         self,
         nodes: list[int],
-        totals: dict[int, NodeTotal],
+        totals: Sequence[NodeTotal],
         facts: list[tree_arithmetic.NodeToSplit],
         rivals: Sequence[growth_splits.Split | None] = (),
     ) -> list[growth_splits.Split | None]:

@@ -50,7 +50,7 @@ from nvflare_plugins.pooled.queries import queries_of
 from nvflare_plugins.site.memory.registry import Registry, Wanted
 from nvflare_plugins.site.policy_values import JobTerms
 from nvflare_plugins.workers.dask_workers import open_workers
-from nvflare_plugins.workers.workers import OnCluster, Workers, evaluated_elsewhere, shards_line, work_section
+from nvflare_plugins.workers.workers import Workers, evaluated_elsewhere, shards_line, work_section
 from nvflare_plugins.xgb.model_json import marked_as_part
 from nvflare_plugins.xgb.objectives import check_relevance
 from nvflare_plugins.xgb.parameters import ALIASES, TrainingParameters
@@ -344,10 +344,11 @@ def _check_bins(job: VerticalJob, context: SiteContext, max_bin: int) -> None:
 
 def _check_weights(job: VerticalJob, table: Table, parameters: TrainingParameters, noised: NoisePlan | None) -> None:
     if table.weight is not None:
-        step = (_fraction_bits(job, table.n_rows), FINEST)
-        of_noised = None if noised is None else (noised.fraction_bits, NOISED_FINEST)
+        is_elgamal = job.profile == VerticalProfile.ELGAMAL.value
+        bits = job.fraction_bits if is_elgamal else pair_format(table.n_rows, weighted=True).fraction_bits
+        step = (bits, FINEST) if noised is None else (noised.fraction_bits, NOISED_FINEST)
         bounds = Objective.of_job(parameters, arithmetic_here()).row_bounds(parameters.objective)
-        check_weights(table.weight, bounds, parameters.effective, *(of_noised or step))
+        check_weights(table.weight, bounds, parameters.effective, *step)
 
 
 def _check_policy(job: VerticalJob, context: SiteContext, *, is_active: bool) -> None:
@@ -386,11 +387,6 @@ def _check_policy(job: VerticalJob, context: SiteContext, *, is_active: bool) ->
             "does not let the party with the label compare its splits under a circuit",
             "choose preset='guarded'",
         )
-
-
-def _fraction_bits(job: VerticalJob, n_rows: int) -> int:
-    is_elgamal = job.profile == VerticalProfile.ELGAMAL.value
-    return job.fraction_bits if is_elgamal else pair_format(n_rows, weighted=True).fraction_bits
 
 
 def _check_lists(job: VerticalJob, context: SiteContext) -> None:
@@ -470,7 +466,7 @@ run_vertical_site = SitePart(
     _take_part,
     lambda job: (job.data_set, job.eval_data_set),
     protection,
-    OnCluster.USED,
+    uses_cluster=True,
 )
 """Takes part in one attempt of a vertical job, as the active or as a passive party.
 

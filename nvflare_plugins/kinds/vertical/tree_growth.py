@@ -180,11 +180,7 @@ class PartyEvaluator:
             g, h = self._noise.in_step(g, totals[0]), self._noise.in_step(h, totals[1])
         left_g, left_h = self._prefix_sums(g), self._prefix_sums(h)
         allowed = np.stack([node.allowed for node in nodes])[:, self._feature] & self._is_bin
-        forward = self._loss_changes(left_g, left_h, nodes, allowed)
-        best = [
-            self._pick(one, default_left=False, left_g=left_g[:, i], left_h=left_h[:, i])
-            for i, one in enumerate(forward)
-        ]
+        best = self._best(left_g, left_h, nodes, allowed, default_left=False)
         missing_g, missing_h = g[..., self._missing_slot], h[..., self._missing_slot]
         has_missing = ~(is_zero(missing_g) & is_zero(missing_h))
         has_missing &= self._is_bin[self._layout.starts[:-1]]  # of a column of numbers
@@ -193,12 +189,8 @@ class PartyEvaluator:
         # Row by row the same bins, with the rows that lack the value on the left: bin i then splits below itself.
         left_g += missing_g[..., self._feature] - g
         left_h += missing_h[..., self._feature] - h
-        backward = self._loss_changes(left_g, left_h, nodes, allowed & has_missing[:, self._feature])
-        found = [
-            self._pick(one, default_left=True, left_g=left_g[:, i], left_h=left_h[:, i])
-            for i, one in enumerate(backward)
-        ]
-        return list(map(growth_splits.better, best, found))
+        allowed &= has_missing[:, self._feature]
+        return list(map(growth_splits.better, best, self._best(left_g, left_h, nodes, allowed, default_left=True)))
 
     def _prefix_sums(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
         """Add up each feature's bins from its first one. Sums over features may wrap; their differences do not."""
@@ -207,17 +199,23 @@ class PartyEvaluator:
         before = running[..., starts] - values[..., starts]
         return running - before[..., self._feature]
 
-    def _loss_changes(
+    def _best(
         self,
         left_g: NDArray[np.int64],
         left_h: NDArray[np.int64],
         nodes: list[tree_arithmetic.NodeToSplit],
         allowed: NDArray[np.bool_],
-    ) -> NDArray[np.float32]:
-        """Return the loss change of every split; -inf where there is none. Shapes: float32[n_nodes, n_slots]."""
-        totals = _totals(nodes, len(left_g))
-        left = (left_g, left_h) if self._noise is None else self._noise.careful((left_g, left_h), totals)
-        return tree_arithmetic.loss_changes(self._formula, self._unit, left, totals, nodes, self._monotone, allowed)
+        *,
+        default_left: bool,
+    ) -> list[growth_splits.Split | None]:
+        """Return each node's best split with these sums on the left."""
+        totals, left = _totals(nodes, len(left_g)), (left_g, left_h)
+        compared = left if self._noise is None else self._noise.careful(left, totals)
+        changes = tree_arithmetic.loss_changes(
+            self._formula, self._unit, compared, totals, nodes, self._monotone, allowed
+        )
+        of_nodes = zip(changes, left_g.swapaxes(0, 1), left_h.swapaxes(0, 1), strict=True)
+        return [self._pick(*of_node, default_left=default_left) for of_node in of_nodes]
 
     def _by_category(
         self,
@@ -246,10 +244,10 @@ class PartyEvaluator:
     def _pick(
         self,
         changes: NDArray[np.float32],
-        *,
-        default_left: bool,
         left_g: NDArray[np.int64],
         left_h: NDArray[np.int64],
+        *,
+        default_left: bool,
     ) -> growth_splits.Split | None:
         """Take the first of the largest loss changes in XGBoost's order: lowest feature, then along its scan."""
         slot = int(self._downwards[np.argmax(changes[self._downwards])]) if default_left else int(np.argmax(changes))
@@ -369,11 +367,6 @@ class PartySums:
         self._asked: _Asked | None = None
         self.is_closed = False  # the party kept the sums of all rows, and will in later trees
 
-    @property
-    def is_noised(self) -> bool:
-        """Whether the party's sums carry noise."""
-        return self._noise is not None
-
     def most_noise(self, feature: int) -> tuple[int, int]:
         """Return by how much left sums of a split may be off, of g and of h. Units: encoded integers."""
         if self._noise is None:
@@ -408,7 +401,7 @@ class PartySums:
             return
         divided: tuple[Division, ...] = (*known, *own)
         most_rows = (n_rows + sum(part.goes_left.n for part in known)) // 2 if divided else n_rows
-        n_nodes = max(len(divided) * (2 if self.is_noised else 1), 1)
+        n_nodes = max(len(divided) * (1 if self._noise is None else 2), 1)
         blocks = messages.feature_blocks(self._layout, n_nodes, most_rows, is_streamed=self._owner.is_streamed)
         self._asked = _Asked(divided)
         for block in blocks:
@@ -434,7 +427,7 @@ class PartySums:
     def evaluate(
         self,
         nodes: list[int],
-        totals: dict[int, NodeTotal],
+        totals: Sequence[NodeTotal],
         facts: list[tree_arithmetic.NodeToSplit],
         rivals: Sequence[growth_splits.Split | None] = (),
     ) -> list[growth_splits.Split | None]:
@@ -459,36 +452,35 @@ class PartySums:
         """Cut the party's features of this tree out of a mask over all columns."""
         return columns[self.party.columns][self._features]
 
-    def _take_in(self, totals: dict[int, NodeTotal]) -> None:
+    def _take_in(self, totals: Sequence[NodeTotal]) -> None:
         """Wait for the sums that were asked for, if any were."""
-        if self._asked is not None:
-            asked, self._asked = self._asked, None
-            self._receive(asked, totals)
-
-    def _sibling(self, parent: BinSums, child: BinSums, total: NodeTotal) -> BinSums:
-        """Return the sums of the child that was not built. Args: total: its own."""
-        return subtract_sibling(parent, child, total, self._layout, self._owner.pair_format)
-
-    def _receive(self, asked: _Asked, totals: dict[int, NodeTotal]) -> None:
+        asked, self._asked = self._asked, None
+        if asked is None:
+            return
         for sent in self._sent:
             messages.collect(self.party.name, sent, type(None), self._deadline_s)  # fails with the reason of a refusal
         self._sent = []
-        built = [_built_child(part, totals) for part in asked.divided] or [ROOT]
+        sizes = [(part.left, totals[part.left].n_rows, part.right, totals[part.right].n_rows) for part in asked.divided]
+        built = [child_to_build(*of_children) for of_children in sizes] or [ROOT]
         families: list[tuple[int, ...]] = [(child,) for child in built]
-        if self.is_noised and asked.divided:
+        if self._noise is not None and asked.divided:
             families = [(one, part.left + part.right - one) for part, one in zip(asked.divided, built, strict=True)]
         opened, withheld = self._open(asked, families, totals)
         self.is_closed = ROOT in withheld
         self._opened |= opened
         for part, child in zip(asked.divided, built, strict=False):
             parent = self._opened.pop(part.node)
-            if child in withheld or self.is_noised:
+            if child in withheld or self._noise is not None:
                 continue
             sibling = part.left + part.right - child
             self._opened[sibling] = self._sibling(parent, self._opened[child], totals[sibling])
 
+    def _sibling(self, parent: BinSums, child: BinSums, total: NodeTotal) -> BinSums:
+        """Return the sums of the child that was not built. Args: total: its own."""
+        return subtract_sibling(parent, child, total, self._layout, self._owner.pair_format)
+
     def _open(
-        self, asked: _Asked, families: Sequence[tuple[int, ...]], totals: dict[int, NodeTotal]
+        self, asked: _Asked, families: Sequence[tuple[int, ...]], totals: Sequence[NodeTotal]
     ) -> tuple[dict[int, BinSums], set[int]]:
         """Open the sums block by block as they come; return them, and the nodes that the party keeps.
 
@@ -544,10 +536,6 @@ def _joined(blocks: tuple[BinSums, ...]) -> BinSums:
     return BinSums(
         np.concatenate([block.g for block in blocks], axis=-1), np.concatenate([block.h for block in blocks], axis=-1)
     )
-
-
-def _built_child(part: Division, totals: dict[int, NodeTotal]) -> int:
-    return child_to_build(part.left, totals[part.left].n_rows, part.right, totals[part.right].n_rows)
 
 
 # The active party's columns in its trees: one more party, whose sums are in the clear and need no asking.
@@ -729,16 +717,18 @@ class TreeGrowth:
         """Find the best splits of nodes; of equal ones that of the lowest column is taken, as in XGBoost."""
         if not nodes:
             return
-        columns = [self._columns_of(node) for node in nodes]
+        states = [self._nodes[node] for node in nodes]
+        columns = [
+            self._node_columns(one.depth) & one.constraints.allowed_columns(self._params, self._n_columns)
+            for one in states
+        ]
         if self._own_sums is not None:
-            own = [columns[i][: self._own.n_columns] for i in range(len(nodes))]
-            facts = [self._facts(node, allowed) for node, allowed in zip(nodes, own, strict=True)]
+            facts = [self._facts(node, c[: self._own.n_columns]) for node, c in zip(nodes, columns, strict=True)]
             self._take_better(nodes, self._own_sums.best_splits(nodes, facts), None)
         for sums in self.parties:
             facts = [self._facts(node, sums.allowed(c)) for node, c in zip(nodes, columns, strict=True)]
-            totals = dict(enumerate(self._totals))
-            rivals = [self._nodes[node].best for node in nodes]
-            self._take_better(nodes, sums.evaluate(list(nodes), totals, facts, rivals), sums)
+            rivals = [one.best for one in states]
+            self._take_better(nodes, sums.evaluate(list(nodes), self._totals, facts, rivals), sums)
         self._driver.push([self._entry(node, best) for node in nodes if (best := self._nodes[node].best) is not None])
 
     def _take_better(
@@ -757,10 +747,6 @@ class TreeGrowth:
         left = NodeTotal(0, *best.left)
         sides = decode(left), decode(self._totals[number].minus(left))
         return growth_splits.Entry(number, node.depth, float(best.loss_change), self._column(node, best), *sides)
-
-    def _columns_of(self, node: int) -> NDArray[np.bool_]:
-        state = self._nodes[node]
-        return self._node_columns(state.depth) & state.constraints.allowed_columns(self._params, self._n_columns)
 
     def _facts(self, node: int, allowed: NDArray[np.bool_]) -> tree_arithmetic.NodeToSplit:
         state = self._nodes[node]

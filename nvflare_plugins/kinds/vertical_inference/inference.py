@@ -29,7 +29,7 @@ from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.attempt.job_context import SiteContext
 from nvflare_plugins.attempt.site_attempt import SiteAttempt
 from nvflare_plugins.base.errors import DataRefusal
-from nvflare_plugins.base.files import write_atomically, write_results
+from nvflare_plugins.base.files import write_results
 from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.data.identity import canonical_ids, load_ids
 from nvflare_plugins.data.table import RowPasses, load_table
@@ -41,7 +41,6 @@ from nvflare_plugins.kinds.vertical import model as vertical_model
 from nvflare_plugins.kinds.vertical.conversation import FlowControl
 from nvflare_plugins.kinds.vertical_inference.job import BATCH_ROWS, Action, InferenceJob
 from nvflare_plugins.site.memory.budgets import PredictionBudget, ScoringBudget
-from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.xgb.model_json import declared_classes
 
 _BINARY, _MULTICLASS = ("binary:logistic", "binary:hinge"), ("multi:softprob", "multi:softmax")
@@ -371,35 +370,17 @@ def _count_rows(data_set: DataSet) -> int:
 # What a passive party charges for the rows that it answers for: times, or with the consent ``scoring`` bits.
 
 
-@dataclass(frozen=True, slots=True)
-class RowBudget:
-    """The budget of one job's data set."""
+RowBudget = PredictionBudget | ScoringBudget
 
-    _budget: PredictionBudget | ScoringBudget
 
-    @classmethod
-    def of(cls, policy: SitePolicy, job: InferenceJob, model_id: str, part: vertical_model.PassivePart) -> RowBudget:
-        """Return the budget that the site's policy asks for."""
-        data_set = str(job.data_set)
-        if not policy.consents.gives("scoring"):
-            return cls(PredictionBudget(policy, data_set))
-        explains = job.action == Action.EXPLAIN.value
-        what = f"{model_id}, {'explained' if explains else 'predicted'}"
-        return cls(ScoringBudget(policy, data_set, what, bits_of(part, explains=explains)))
-
-    def check(self, rows: Rows) -> None:
-        """Refuse what ``charge`` would refuse. Raises: PolicyRefusal."""
-        if isinstance(self._budget, ScoringBudget):
-            self._budget.check(rows.names(), rows.features)
-        else:
-            self._budget.check(rows.names())
-
-    def charge(self, rows: Rows) -> None:
-        """Charge rows, durably; nothing is charged if one of them must not be answered for. Raises: PolicyRefusal."""
-        if isinstance(self._budget, ScoringBudget):
-            self._budget.charge(rows.names(), rows.features)
-        else:
-            self._budget.charge(rows.names())
+def budget_of(run: Run, part: vertical_model.PassivePart) -> RowBudget:
+    """Return the budget that the site's policy asks for: charged, durably, before anything about the rows leaves."""
+    policy, data_set = run.context.policy, str(run.job.data_set)
+    if not policy.consents.gives("scoring"):
+        return PredictionBudget(policy, data_set)
+    explains = run.action is Action.EXPLAIN
+    what = f"{run.identity.model_id}, {'explained' if explains else 'predicted'}"
+    return ScoringBudget(policy, data_set, what, bits_of(part, explains=explains))
 
 
 def bits_of(part: vertical_model.PassivePart, *, explains: bool) -> int:
@@ -471,7 +452,6 @@ def flow_of(run: Run, n_splits: int) -> FlowControl:
 
 
 _log = logging.getLogger(__name__)
-MERGED_FILE = "merged_model.json"
 
 
 def write_predictions(
@@ -514,11 +494,6 @@ def write_contributions(
     # The prefix keeps apart a feature that is called "row" or "bias".
     columns |= {f"shap_{name}": contributions[:, i] for i, name in enumerate(names)}
     return _write(folder / "contributions", {**columns, "bias": contributions[:, -1]}, file_format)
-
-
-def write_merged(folder: Path, model: bytes) -> Path:
-    """Write the merged model. Privacy: it holds the thresholds of all parties, who have consented to that."""
-    return write_atomically(folder / MERGED_FILE, model, mode=0o600)
 
 
 def _row_columns(rows: Rows) -> dict[str, NDArray[Any]]:

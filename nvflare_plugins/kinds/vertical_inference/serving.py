@@ -496,7 +496,7 @@ class RowOwner:
         self._names = rows.names()
         self._most_rows, self._in_job, self._note = most_rows, in_job, note
         self._alignment = "" if rows.ids is not None else alignment
-        self._batch: tuple[inference.Rows, inference.PathOwner] | None = None
+        self._batch: tuple[list[str], NDArray[np.float32], inference.PathOwner] | None = None
         self._is_charged = np.zeros(rows.n_rows, dtype=bool)  # on the record with these values
         self._positions = np.zeros(0, dtype=np.int64)
         self._refusal: str | None = None
@@ -532,23 +532,23 @@ class RowOwner:
         self._batch, self._refusal = None, None
         positions = opened_rows(content, self._rows.n_rows, self._most_rows)
         names = [self._names[place] for place in positions]
-        rows = inference.Rows(self._rows.features[positions], tuple(name.encode() for name in names))
+        features = self._rows.features[positions]
         self._refuse(None if self._rows.ids is None else names)
         new = self._in_job.new(names, self._alignment)
         if new is None:
             raise ScoringRefusal("predictions_per_job", "as many rows as one job may ask for have been asked for")
         if not self._is_charged[positions].all():
-            self._budget.check(rows)
+            self._budget.check(names, features)
         self._in_job.note(new)
         self._positions = positions
-        self._batch = rows, inference.PathOwner(self._part, rows.features, rows.n_rows)
+        self._batch = names, features, inference.PathOwner(self._part, features, positions.size)
 
     def _ask(self, content: bytes) -> bytes:
         if self._batch is None:
             raise ProtocolError(REFUSED)
-        rows, owner = self._batch
+        names, features, owner = self._batch
         if not self._is_charged[self._positions].all():
-            self._budget.charge(rows)
+            self._budget.charge(names, features)
             self._is_charged[self._positions] = True
         return owner.answer_bytes(content)
 
@@ -774,11 +774,8 @@ def check_cap(run: inference.Run, part: PassivePart) -> None:
     Raises:
         PolicyRefusal: one row counts more than a row may.
     """
-    cap, n_bits, site = (
-        run.context.policy.vertical.scoring_bits_per_row,
-        inference.bits_of(part, explains=False),
-        run.context.site,
-    )
+    n_bits, site = inference.bits_of(part, explains=False), run.context.site
+    cap = run.context.policy.vertical.scoring_bits_per_row
     run.attempt.progress.say(
         f"a row counts {n_bits} bits with this model, one for each distinct split of this party, of {cap} in its life "
         "(vertical.scoring_bits_per_row)"
@@ -794,7 +791,7 @@ def check_cap(run: inference.Run, part: PassivePart) -> None:
 def stay(run: inference.Run, part: PassivePart, rows: inference.Rows) -> None:
     """Stay at a passive party until the active party ends the job."""
     notes, active, policy = run.notes(), run.identity.active, run.context.policy
-    budget = inference.RowBudget.of(policy, run.job, run.identity.model_id, part)
+    budget = inference.budget_of(run, part)
     run.attempt.progress.say(f"answering for rows that {active} names; {_SLOT}")
     key = Memory.open(policy).secret("rows of a job that stays")
     most = policy.vertical.predictions_per_job

@@ -18,6 +18,7 @@ from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.attempt.job_context import JobResult, SiteContext
 from nvflare_plugins.attempt.session import versions
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart
+from nvflare_plugins.base.files import write_atomically
 from nvflare_plugins.evidence.format import Content
 from nvflare_plugins.kinds.alignment.align import align, confirm, workers_of
 from nvflare_plugins.kinds.alignment.job import load_alignment, save_alignments
@@ -45,7 +46,7 @@ from nvflare_plugins.kinds.vertical_inference.job import Action, InferenceJob
 from nvflare_plugins.kinds.vertical_inference.serving import alignment_in_use, check_cap, load_own, serve, stay
 from nvflare_plugins.pages.run_record import SCORING, DataFacts, ReportSection, missing_of
 from nvflare_plugins.site.memory.released import SentRows
-from nvflare_plugins.workers.workers import OnCluster, in_own_process
+from nvflare_plugins.workers.workers import in_own_process
 from nvflare_plugins.xgb.model_json import LEAST_XGBOOST, LEAST_XGBOOST_ATTRIBUTE, with_attribute
 
 _BLINDED = "Workers of this site's cluster blinded the ids; the rest ran in the site's own process."
@@ -53,6 +54,7 @@ _PURPOSE = "prediction"
 _SHOWN_FEATURES = 20
 _NO_ROWS = inference.Rows(np.empty((0, 0), dtype=np.float32), None)  # merging is about none
 _MAX_PART_BYTES = 256 << 20
+MERGED_FILE = "merged_model.json"
 _TITLES = {
     Action.PREDICT: "Federated prediction",
     Action.EXPLAIN: "Explanation of predictions",
@@ -170,7 +172,7 @@ def _allow(run: inference.Run, part: Part, rows: inference.Rows) -> None:
     elif isinstance(part, PassivePart):
         # True values of rows whose randomised buckets were sent would undo what was paid for, whichever model asks.
         SentRows(run.context.policy).refuse(None if rows.ids is None else rows.names())
-        _budget(run, part).check(rows)
+        inference.budget_of(run, part).check(rows.names(), rows.features)
     run.attempt.gather_sealed("budgets", b"")
 
 
@@ -240,7 +242,8 @@ def _merge(run: inference.Run, part: ActivePart, rows: inference.Rows) -> Write:
         first += len(party.aliases)
     model = merge(part.booster, len(part.columns), tables)
     model = with_attribute(model, LEAST_XGBOOST_ATTRIBUTE, LEAST_XGBOOST)
-    return lambda folder: inference.write_merged(folder, model)
+    # It holds the thresholds of all parties, who have consented to that.
+    return lambda folder: write_atomically(folder / MERGED_FILE, model, mode=0o600)
 
 
 def _table(data: bytes, aliases: tuple[str, ...]) -> PrivateTable:
@@ -259,17 +262,14 @@ def _table(data: bytes, aliases: tuple[str, ...]) -> PrivateTable:
 
 def _answer(run: inference.Run, part: PassivePart, rows: inference.Rows) -> None:
     owner = inference.PathOwner(part, rows.features, run.job.batch_rows)
-    budget = [_budget(run, part)]  # until it is charged
+    budget = [inference.budget_of(run, part)]  # until it is charged
 
     def answer(question: bytes) -> bytes:
         while budget:
-            budget.pop().charge(rows)
+            budget.pop().charge(rows.names(), rows.features)
         return owner.answer_bytes(question)
 
-    flow, noted = (
-        inference.flow_of(run, len(part.table)),
-        run.notes().of_decisions(run.identity.active, answer),
-    )
+    flow, noted = inference.flow_of(run, len(part.table)), run.notes().of_decisions(run.identity.active, answer)
     Responder(ConversationEnd.of(run.attempt, _PURPOSE, flow), run.active_rank, noted).run()
 
 
@@ -277,17 +277,12 @@ def _tell_positions(run: inference.Run, part: PassivePart, rows: inference.Rows)
     told = RowPositions.of(part, rows.features).to_bytes()
     if len(told) > _MAX_PART_BYTES:
         raise ConfigurationError("the job explains too many rows at once: name fewer (rows)")
-    _budget(run, part).charge(rows)
+    inference.budget_of(run, part).charge(rows.names(), rows.features)
     run.give_active(told, Content.POSITIONS)
 
 
 def _tell_thresholds(run: inference.Run, part: PassivePart, rows: inference.Rows) -> None:
     run.give_active(table_to_json(part.table, part.aliases).encode(), Content.THRESHOLDS)
-
-
-def _budget(run: inference.Run, part: PassivePart) -> inference.RowBudget:
-    """Return what is to be charged, durably, before anything about the rows leaves."""
-    return inference.RowBudget.of(run.context.policy, run.job, run.identity.model_id, part)
 
 
 _ACTIVE: Mapping[Action, Callable[[inference.Run, ActivePart, inference.Rows], Write]] = {
@@ -323,9 +318,7 @@ def _finish(run: inference.Run, part: Part, write: Write | None, rows: inference
         if row.weight
     )
     section = ReportSection("Total gain of features, under the parties' aliases", bars=bars)
-    run.attempt.write_record(
-        title, {}, inference.MERGED_FILE if run.action is Action.MERGE else None, (section,), data=data
-    )
+    run.attempt.write_record(title, {}, MERGED_FILE if run.action is Action.MERGE else None, (section,), data=data)
     return f"the result is in {path}"
 
 
@@ -342,7 +335,7 @@ def _facts(
     return {"model": prepared[0].identity.model_id, "reveals": _PROTECTION[Action(job.action)]}
 
 
-run_inference = SitePart(_prepare, _use, protection=_facts, on_cluster=OnCluster.USED)
+run_inference = SitePart(_prepare, _use, protection=_facts, uses_cluster=True)
 """Takes part in one attempt of a job with a vertical model.
 
 Privacy: the server learns which model and action the job names, sizes and times. What parties learn of each other, see

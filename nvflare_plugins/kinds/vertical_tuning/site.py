@@ -54,7 +54,7 @@ from nvflare_plugins.kinds.vertical_tuning.job import VerticalTuningJob
 from nvflare_plugins.pages.run_record import DataFacts, ReportSection, RoundRow
 from nvflare_plugins.pages.search_pages import TUNING_PAGE, TuningFacts
 from nvflare_plugins.site.memory.registry import Registry, Wanted
-from nvflare_plugins.workers.workers import OnCluster, Workers, work_section
+from nvflare_plugins.workers.workers import Workers, work_section
 from nvflare_plugins.xgb.parameters import ALIASES, TrainingParameters
 
 TITLE = "Vertical tuning and cross validation"
@@ -280,7 +280,7 @@ run_vertical_tuning_site = SitePart(
     prepare,
     lambda attempt, prepared: _Run(attempt, prepared).run(),
     protection=lambda job, prepared: vertical_site.protection(job.training_of(prepared.trials[0]), prepared.base),
-    on_cluster=OnCluster.USED,
+    uses_cluster=True,
 )
 """Takes part in one attempt of a job, as the active or as a passive party.
 

@@ -25,12 +25,12 @@ def halves(scheme: str):
     """Return the owner, and the party's half."""
     if scheme == "elgamal":
         owner = elgamal_owner(DigitFormat.of(14, N_ROWS, TAILS))
-        return owner, histogram_maker(owner.setup(), N_ROWS, form=PairsForm(TAILS))
+        return owner, histogram_maker(owner.setup, N_ROWS, form=PairsForm(TAILS))
     pairs = PairFormat(20, N_ROWS, 1.0, 0.0, 1.0, TAILS)
     if scheme == "plain":
         return ClearGradientOwner(pairs), ClearHistogramMaker()
     owner = gradient_owner(toy_paillier(512), pairs)
-    return owner, histogram_maker(owner.setup(), N_ROWS, form=PairsForm(TAILS), allow_toy_keys=True)
+    return owner, histogram_maker(owner.setup, N_ROWS, form=PairsForm(TAILS), allow_toy_keys=True)
 
 
 def naive(codes, g, h, rows):

@@ -21,7 +21,7 @@ from nvflare_plugins.cli.main import main
 from nvflare_plugins.flare.kinds import read_job
 from nvflare_plugins.kinds.vertical.job import VerticalJob
 from nvflare_plugins.kinds.vertical.noised import NoisePlan
-from nvflare_plugins.kinds.vertical.planner import noise_advice, noise_plan
+from nvflare_plugins.kinds.vertical.planner import noise_advice, planned_sums
 from nvflare_plugins.site.policy import SitePolicy, template
 
 JOBS = Path(__file__).parents[4] / "jobs"
@@ -161,7 +161,7 @@ def noised(**changes: object) -> tuple[VerticalJob, NoisePlan]:
         active="site-1", data_set="credit", label="y", num_rounds=20, preset="noised", epsilon=3.0, delta=1e-5
     )
     job = replace(job, **changes)
-    plan = noise_plan(job)
+    plan = planned_sums(job)
     assert plan is not None and is_paid(job)
     return job, plan
 

@@ -25,10 +25,9 @@ from nvflare_plugins.kinds.vertical.planner import (
     measure_sealed,
     noise_figures,
     noise_lines,
-    noise_plan,
+    planned_sums,
     render_vertical,
     render_workers,
-    sealed_plan_of,
 )
 from nvflare_plugins.recipes.recipe import TuningRecipe, write_folder
 
@@ -144,26 +143,26 @@ def test_text_names_every_party():
 def test_a_sealed_job_says_what_comparing_splits_costs():
     params = {"objective": "binary:logistic", "max_depth": 3, "max_bin": 16}
     sealed = VerticalJob(active="a", data_set="d", label="y", preset="sealed", params=params)
-    costs = measure_sealed(sealed_plan_of(sealed), VerticalWorkload(2000, 2, (3,), bins=16, depth=3))
+    costs = measure_sealed(planned_sums(sealed), VerticalWorkload(2000, 2, (3,), bins=16, depth=3))
     assert costs.candidates == 7 * 2 * 3 * 16 and 7000 < costs.bytes / costs.candidates < 16000
     assert costs.active_s > 0 < costs.passive_s and "672 candidates" in costs.text()
     wide = replace(sealed, params={**params, "max_bin": 256})
     with pytest.raises(ConfigurationError, match="64 bins"):
-        sealed_plan_of(wide)
+        planned_sums(wide)
 
 
 def test_a_noised_job_says_its_noise_and_what_a_loss_may_repeat():
     fields = {"active": "a", "data_set": "d", "label": "y", "num_rounds": 30, "own_rounds": 20, "params": PARAMS}
     noised = {"preset": "noised", "epsilon": 2.0, "delta": 1e-6}
     waiting = {"on_lost_site": "wait", "noised_repeats": 4}
-    plain, waits = (noise_plan(VerticalJob(**fields, **noised, **more)) for more in ({}, waiting))
+    plain, waits = (planned_sums(VerticalJob(**fields, **noised, **more)) for more in ({}, waiting))
     text, longer = ("\n".join(noise_lines(plan, (3, 20), 5000)) for plan in (plain, waits))
     assert "10 trees may use its columns, 3 levels each;" in text
     assert "at most 3 of 3 features a tree, 16 bins" in text and "at most 8 of 20 features a tree" in text
     assert "10 trees may use its columns, 3 levels each, 4 may be paid for a second time after a loss" in longer
     ratio = waits.rows_of_noise(20) / plain.rows_of_noise(20)
     assert ratio == pytest.approx(math.sqrt(14 / 10))
-    assert noise_figures(waits, (20,))["repeated_trees"] == 4 and noise_plan(VerticalJob(**fields)) is None
+    assert noise_figures(waits, (20,))["repeated_trees"] == 4 and planned_sums(VerticalJob(**fields)) is None
 
 
 def test_command_measures_real_rates(capsys, monkeypatch):

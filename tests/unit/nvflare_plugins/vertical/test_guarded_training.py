@@ -406,9 +406,14 @@ def joined(seed: int = 2) -> Joined:
 def test_an_honest_training_is_charged_at_its_splits_alone_however_it_is_continued(
     tmp_path, params, withholds, monkeypatch
 ):
-    asked = []
-    monkeypatch.setattr(Guard, "is_new", lambda self, one, honest=Guard.is_new: asked.append(one) or honest(self, one))
-    monkeypatch.setattr(Guard, "charge_answers", lambda self, answers: pytest.fail("charged twice"))
+    asked, answers = [], []
+
+    def is_new(self, one, honest=Guard.is_new):
+        asked.append(one)
+        answers.append(honest(self, one))
+        return answers[-1]
+
+    monkeypatch.setattr(Guard, "is_new", is_new)
     ids = [str(i) for i in range(600)]
     params = {"objective": "binary:logistic", "max_bin": 16, "max_depth": 4, **params}
     rules = VerticalRules(min_rows_per_node=20, max_sums_per_row=10**6, max_split_bits_per_row=10**6)
@@ -417,4 +422,4 @@ def test_an_honest_training_is_charged_at_its_splits_alone_however_it_is_continu
         guard = Guard(rules, ReleasedSums(Memory(tmp_path, "s"), "d"), ids, max_share=1e6, enforce=withholds)
         outcome = federate(joined(), params, 2, guards=[guard], guarded=withholds, initial=outcome)
         assert guard._told and len(guard._told) <= len(outcome.passives[0].table)
-    assert [one for one in asked if one.data_set == 0]
+    assert [one for one in asked if one.data_set == 0] and not any(answers)

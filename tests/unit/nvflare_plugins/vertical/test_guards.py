@@ -199,11 +199,11 @@ def test_the_cap_on_split_bits_counts_over_jobs_whatever_they_promised(tmp_path)
     exact = open_guard(tmp_path, enforce=False, max_bits=1)
     assert exact.admit_root()
     for _ in range(3):  # not capped, but counted
-        exact.charge_splits([told(EVERYONE[:700])])
+        exact.charge_bits([told(EVERYONE[:700])])
     assert (exact.exposure().split_bits_max, exact.exposure().split_bits_cap) == (3, None)
     guarded = open_guard(tmp_path, IDS[::-1], max_bits=4)  # the same rows in another order
     assert guarded.admit_root()
-    guarded.charge_splits([told(EVERYONE)])
+    guarded.charge_bits([told(EVERYONE)])
     exposure = guarded.exposure()
     assert (exposure.split_bits_max, exposure.split_bits_cap) == (4, 4)
     assert exposure.split_bits_mean == pytest.approx((3 * 700 + N_ROWS) / N_ROWS)
@@ -216,9 +216,9 @@ def test_the_cap_on_split_bits_counts_over_jobs_whatever_they_promised(tmp_path)
 def test_bits_beyond_the_cap_do_not_leave_where_two_jobs_run_at_once(tmp_path):
     one, other = open_guard(tmp_path, max_bits=1), open_guard(tmp_path, max_bits=1)
     assert one.admit_root() and other.admit_root()
-    one.charge_splits([told(EVERYONE)])
+    one.charge_bits([told(EVERYONE)])
     with pytest.raises(PolicyRefusal, match=r"vertical.max_split_bits_per_row"):
-        other.charge_splits([told(EVERYONE)])
+        other.charge_bits([told(EVERYONE)])
     assert one.exposure().split_bits_max == 1
 
 

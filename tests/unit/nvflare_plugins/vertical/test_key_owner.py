@@ -23,7 +23,7 @@ class Recorder:
 
     def __init__(self, n_rows: int):
         self.pair_format = pair_format(n_rows)
-        self.is_streamed = True
+        self.is_streamed, self.setup = True, None
         self.calls: list[object] = []
         self.filled = threading.Event()
 

@@ -65,7 +65,7 @@ def train(
     def scheme(n_rows: int):
         owner = kind(toy_paillier(), plan.pair_format(n_rows))
         form = PairsForm(is_masked=True)
-        return owner, lambda: histogram_maker(owner.setup(), n_rows, allow_toy_keys=True, form=form)
+        return owner, lambda: histogram_maker(owner.setup, n_rows, allow_toy_keys=True, form=form)
 
     return federate(joined, params, n_rounds, scheme, planned=plan, **options)
 
@@ -246,7 +246,7 @@ _ENCRYPTED = (
 def _party(plan: SealedPlan, joined: Joined) -> PassiveParty:
     n_rows = len(joined.label)
     owner = gradient_owner(toy_paillier(), plan.pair_format(n_rows))
-    maker = histogram_maker(owner.setup(), n_rows, allow_toy_keys=True, form=PairsForm(is_masked=True))
+    maker = histogram_maker(owner.setup, n_rows, allow_toy_keys=True, form=PairsForm(is_masked=True))
     columns = [joined.part(1, joined.features).T]
     return PassiveParty(columns, ["x0", "x1", "x2"], 8, maker, noise=SealedPassive(plan, 1))
 

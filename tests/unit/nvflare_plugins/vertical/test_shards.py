@@ -64,14 +64,14 @@ def owner_of(scheme: str, n_rows: int, tails: tuple[int, int] = (0, 0)):
     is_noised = any(tails)
     if scheme == "elgamal":
         points = key_owner.elgamal_owner(DigitFormat.of(14 if is_noised else 40, n_rows, tails))
-        return points, points.setup(), points.secret_bytes()
+        return points, points.setup, points.secret_bytes()
     pairs = PairFormat(20, n_rows, 1.0, 0.0, 1.0, tails) if is_noised else key_owner.pair_format(n_rows)
     if scheme == "plain":
         clear = key_owner.ClearGradientOwner(pairs)
-        return clear, clear.setup(), b""
+        return clear, clear.setup, b""
     key = toy_paillier(512) if is_noised else toy_paillier()
     owner = key_owner.gradient_owner(key, pairs)
-    return owner, owner.setup(), secret_key_to_bytes(key)
+    return owner, owner.setup, secret_key_to_bytes(key)
 
 
 def sharded(scheme: str, n_active: int, n_passive: int, workers):
@@ -129,7 +129,7 @@ def test_weights_whose_sums_take_two_words(workers) -> None:
         def scheme(n_rows: int):
             owner = key_owner.ClearGradientOwner(key_owner.pair_format(n_rows, weighted=True))
             at = workers(2 * n_workers) if n_workers else None
-            return owner, lambda: histogram_maker(owner.setup(), n_rows, at, allow_clear=True)
+            return owner, lambda: histogram_maker(owner.setup, n_rows, at, allow_clear=True)
 
         return scheme
 
