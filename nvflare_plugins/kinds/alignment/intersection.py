@@ -615,7 +615,7 @@ class _Party:
                 held if sends else (), (receiver,) if sends else (), receiver - 1 if receives else None
             )
             if receives:
-                held = self._shuffled([point for point in points if point in of_next])
+                held = self._shuffled(self._of_both(points, of_next))
                 self._require_enough(held)
         others = [rank for rank in range(self._world) if rank != last]
         if self._rank == last:
@@ -626,6 +626,9 @@ class _Party:
             raise ProtocolError("a party called ids common that the next party by name does not have")
         self._require_enough(common)
         return common
+
+    def _of_both(self, points: list[bytes], of_next: frozenset[bytes]) -> list[bytes]:
+        return [point for point in points if point in of_next]
 
     def _return(self, common: list[bytes]) -> list[bytes]:
         """Take this key off the copies that pass on to their owners, proven; return this party's own copy."""
