@@ -129,7 +129,7 @@ class SiteAttempt:
         """Note a finished round in the evidence, whose heads then travel with the next exchange."""
         self.rounds.append(row)
         self.evidence.round(row.round)
-        self.heads.mark()
+        self.heads.is_due = True
 
     def proof(self, rank: int, purpose: str, data: bytes) -> bytes:
         """Return what the site of ``rank`` shows to prove that it holds the same data.
@@ -167,7 +167,7 @@ class SiteAttempt:
             )
         hmac = self.session.hmac("result", agreed)
         self.evidence.model(name, len(agreed), hmac)
-        self.heads.mark()
+        self.heads.is_due = True
         self.channel.moment = TrainingStep(Phase.FINISH, self.channel.moment.round)
         with _told(
             "this site is left without its result at the last step; others may have theirs, which are then the same"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -50,30 +50,19 @@ class TreeParameters:
     @classmethod
     def from_effective(cls, effective: Mapping[str, str]) -> TreeParameters:
         """Read the settings that a probe Booster reported (xgb/parameters.py, ``effective``)."""
-
-        def real(name: str) -> np.float32:
-            return np.float32(effective[name])
-
         monotone = effective.get("monotone_constraints", "").strip("()")
         interactions = effective.get("interaction_constraints", "")
         return cls(
-            reg_lambda=real("reg_lambda"),
-            reg_alpha=real("reg_alpha"),
-            min_split_loss=real("min_split_loss"),
-            min_child_weight=real("min_child_weight"),
-            max_delta_step=real("max_delta_step"),
-            max_depth=int(effective["max_depth"]),
-            max_leaves=int(effective["max_leaves"]),
+            **{name: read(effective[name]) for name, read in _NUMBERS.items()},
             lossguide=effective["grow_policy"] == "lossguide",
-            subsample=real("subsample"),
-            colsample_bytree=real("colsample_bytree"),
-            colsample_bylevel=real("colsample_bylevel"),
-            colsample_bynode=real("colsample_bynode"),
             monotone=tuple(int(item) for item in monotone.split(",") if item.strip()),
             interactions=tuple(map(frozenset, json.loads(interactions))) if interactions else None,
-            max_cat_to_onehot=int(effective["max_cat_to_onehot"]),
-            max_cat_threshold=int(effective["max_cat_threshold"]),
         )
+
+
+_READ: dict[object, Callable[[str], Any]] = {"np.float32": np.float32, "int": int}
+_NUMBERS = {one.name: _READ[one.type] for one in fields(TreeParameters) if one.type in _READ}
+"""Settings that XGBoost reports as one number -> what reads it."""
 
 
 # XGBoost's formulas of weights and gains, on sums that are exact integers: a row for each release that differs.
@@ -354,10 +343,6 @@ def why_not_own(parameters: TrainingParameters) -> str | None:
 def grown_document(parameters: TrainingParameters) -> dict[str, object]:
     """Return what sites compare of the parameters: without what only some releases of XGBoost report."""
     document = parameters.document()
-    decisive = {*TreeParameters.__dataclass_fields__, "learning_rate", "num_parallel_tree"} - {
-        "lossguide",
-        "monotone",
-        "interactions",
-    }
+    decisive = {*_NUMBERS, "learning_rate", "num_parallel_tree"}
     effective = {name: value for name, value in parameters.effective.items() if name in decisive}
     return {**document, "effective": effective}

@@ -136,21 +136,9 @@ def _area(by_class: Parts) -> float:
     return float(total / positives) if positives else float("nan")
 
 
-def _rmse(metric: Metric, y: Floats, p: Floats) -> Floats:
-    return (y - p) * (y - p)
-
-
 def _rmsle(metric: Metric, y: Floats, p: Floats) -> Floats:
     difference = float32.log1p(y) - float32.log1p(p)
     return difference * difference
-
-
-def _mae(metric: Metric, y: Floats, p: Floats) -> Floats:
-    return np.asarray(np.abs(y - p))
-
-
-def _mape(metric: Metric, y: Floats, p: Floats) -> Floats:
-    return np.asarray(np.abs((y - p) / y))
 
 
 def _logloss(metric: Metric, y: Floats, p: Floats) -> Floats:
@@ -158,10 +146,6 @@ def _logloss(metric: Metric, y: Floats, p: Floats) -> Floats:
         return np.where(x == 0, _F(0), x * float32.log(np.maximum(probability, _SMALLEST)))
 
     return part(-y, p) + part(-(_F(1) - y), _F(1) - p)
-
-
-def _error(metric: Metric, y: Floats, p: Floats) -> Floats:
-    return np.where(p > metric.argument, _F(1) - y, y)
 
 
 def _huber(metric: Metric, y: Floats, p: Floats) -> Floats:
@@ -201,21 +185,13 @@ def _mlogloss(metric: Metric, y: Floats, p: Floats) -> Floats:
     return -float32.log(np.where(own > _SMALLEST, own, _SMALLEST))
 
 
-def _merror(metric: Metric, y: Floats, p: Floats) -> Floats:
-    return np.asarray(np.argmax(p, axis=1) != y, np.float32)
-
-
-def _aft_likelihood(metric: Metric, bounds: Floats, margins: Floats) -> Parts:
-    return metric.objective.aft.losses(margins, bounds)
-
-
 _LOSSES: dict[str, Loss] = {
-    "rmse": _rmse,
+    "rmse": lambda metric, y, p: (y - p) * (y - p),
     "rmsle": _rmsle,
-    "mae": _mae,
-    "mape": _mape,
+    "mae": lambda metric, y, p: np.asarray(np.abs(y - p)),
+    "mape": lambda metric, y, p: np.asarray(np.abs((y - p) / y)),
     "logloss": _logloss,
-    "error": _error,
+    "error": lambda metric, y, p: np.where(p > metric.argument, _F(1) - y, y),
     "mphe": _huber,
     "quantile": _quantile,
     "poisson-nloglik": _poisson,
@@ -223,8 +199,8 @@ _LOSSES: dict[str, Loss] = {
     "gamma-nloglik": _gamma_likelihood,
     "tweedie-nloglik": _tweedie,
     "mlogloss": _mlogloss,
-    "merror": _merror,
-    "aft-nloglik": _aft_likelihood,
+    "merror": lambda metric, y, p: np.asarray(np.argmax(p, axis=1) != y, np.float32),
+    "aft-nloglik": lambda metric, bounds, margins: metric.objective.aft.losses(margins, bounds),
 }
 
 

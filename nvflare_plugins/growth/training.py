@@ -34,6 +34,26 @@ from nvflare_plugins.xgb.model_json import model_bytes
 from nvflare_plugins.xgb.rounds import EarlyStopping, RoundRecord, TrainingResult
 
 
+@dataclass(frozen=True, slots=True)
+class Scales:
+    """What the agreed scales and the scheme give a training. Plain values all.
+
+    Attributes:
+        bounds: exponents of the largest |gradient| and hessian of a row; a row that exceeds them widens the grid.
+        of_residuals: steps on which the rows of ``HeldRows.scale_parts`` lie, 2^exponent; of smooth losses alone.
+        capacity_bits, rows_are_exact: of the scheme, see ``pair_grid``.
+        weight_bound: no row's weight is larger than 2^weight_bound.
+        events: weight of the events in each bin of times, of survival:cox alone.
+    """
+
+    bounds: tuple[int, int]
+    of_residuals: tuple[int, ...]
+    capacity_bits: int
+    rows_are_exact: bool
+    weight_bound: int
+    events: tuple[float, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class GrowthPlan:
     """What is public about one training, the same at all sites.
@@ -45,13 +65,8 @@ class GrowthPlan:
         metrics: to evaluate, in order, on each of the sets.
         sets: names of the evaluation sets.
         n_rows: no fewer rows than all sites have together, a public number.
-        bounds: exponents of the largest |gradient| and hessian of a row; a row that exceeds them widens the grid.
         coarsest: the largest step of gradient sums that will do; 0 for the finest.
-        capacity_bits, rows_are_exact: of the scheme, see ``pair_grid``.
-        scale_exponents: steps on which the rows of ``HeldRows.scale_parts`` lie, 2^exponent; of smooth losses alone.
         counts_leaves: rows are counted in the leaves of each tree.
-        events: weight of the events in each bin of times, of survival:cox alone.
-        largest_weight: no row's is larger.
         n_queries: of all sites, where pairs of their rows are drawn by it.
         drew_pairs: pairs were drawn for the base score, before the first round.
     """
@@ -67,15 +82,10 @@ class GrowthPlan:
     metrics: tuple[Metric, ...]
     sets: tuple[str, ...]
     n_rows: int
-    bounds: tuple[int, int]
+    scales: Scales
     coarsest: float
     finest: int | None
-    capacity_bits: int
-    rows_are_exact: bool
-    scale_exponents: tuple[int, ...]
     counts_leaves: bool
-    events: tuple[float, ...] = ()
-    largest_weight: float = 1.0
     n_queries: int = 0
     drew_pairs: bool = False
 
@@ -170,7 +180,7 @@ class Training:
         )
         if plan.drew_pairs:
             self._random.pair_seed(0, plan.n_queries)
-        self._grid = self._made(plan.bounds)
+        self._grid = self._made(plan.scales.bounds)
         self._places = [(name, metric) for name in plan.sets for metric in plan.metrics]
         self._due: _Due | None = None
         self._range: survival.RiskRange | None = None
@@ -231,9 +241,9 @@ class Training:
     def _begin_risks(self) -> None:
         """Bound the hazard ratios that the model may give any row."""
         plan, document = self._plan, self._model.document
-        if plan.events:
+        if plan.scales.events:
             base = plan.objective.margins_of(base_score_of(document))
-            self._range = survival.RiskRange(plan.n_rows, plan.largest_weight, largest_margin(document, base))
+            self._range = survival.RiskRange(plan.n_rows, 2.0**plan.scales.weight_bound, largest_margin(document, base))
 
     def _hazards(self, known: survival.RiskRange) -> survival.Hazards:
         """Return what a round's gradients need of the rows at risk, from one more sum over all rows.
@@ -242,7 +252,7 @@ class Training:
             ConfigurationError: hazard ratios lie too far apart.
         """
         known.check()
-        plan, events = self._plan, np.array(self._plan.events)
+        plan, events = self._plan, np.array(self._plan.scales.events)
         words = self._sums.rows(Kind.RISK_SUMS, self._rows.risk_words(plan.n_rows))
         at_bins = survival.from_words(words, plan.n_rows)
         known.opened(at_bins, events)
@@ -260,10 +270,11 @@ class Training:
             return self._hazards(self._range)
         if not plan.objective.is_smooth:
             return np.float32(0)
-        parts = zip((RESIDUAL_ROOTS, str(Family.WEIGHTS)), self._rows.scale_parts(), plan.scale_exponents, strict=True)
+        exponents = plan.scales.of_residuals
+        parts = zip((RESIDUAL_ROOTS, str(Family.WEIGHTS)), self._rows.scale_parts(), exponents, strict=True)
         own = [rows_on_grid(name, rows, exponent, plan.n_rows).sum() for name, rows, exponent in parts]
         pooled = self._sums.rows(Kind.RESIDUAL_SCALE, np.array(own, dtype=np.int64)).astype(np.float64)
-        return plan.objective.scale(*np.ldexp(pooled, plan.scale_exponents).tolist())
+        return plan.objective.scale(*np.ldexp(pooled, exponents).tolist())
 
     def _tree(self, output: int, largest: NDArray[np.float32]) -> Tree:
         sampler = self._random.columns
@@ -298,9 +309,9 @@ class Training:
         plan = self._plan
         return pair_grid(
             *bounds,
-            1 if plan.events else plan.n_rows,  # survival.py bounds the sums of any rows
-            plan.capacity_bits,
-            rows_are_exact=plan.rows_are_exact,
+            1 if plan.scales.events else plan.n_rows,  # survival.py bounds the sums of any rows
+            plan.scales.capacity_bits,
+            rows_are_exact=plan.scales.rows_are_exact,
             coarsest=plan.coarsest,
             finest=plan.finest,
         )

@@ -26,13 +26,13 @@ from nvflare_plugins.growth.ranking import Queries
 from nvflare_plugins.growth.rows import HeldRows, RowSet
 from nvflare_plugins.growth.sampling import first_pair_seed
 from nvflare_plugins.growth.site_sums import WIDE_BITS, Floats, PairGrid, Parts, SiteSums, pair_grid, rows_on_grid
-from nvflare_plugins.growth.training import Draws, GrownModel, GrowthPlan, LoopSettings, Training
+from nvflare_plugins.growth.training import Draws, GrownModel, GrowthPlan, LoopSettings, Scales, Training
 from nvflare_plugins.pooled import shards
 from nvflare_plugins.pooled.job import SHORT_WORD_BITS, Engine, HorizontalJob
 from nvflare_plugins.pooled.row_floors import check_leaves
 from nvflare_plugins.pooled.value_bounds import ROW_LABELS, ROW_WEIGHTS, coarsest_pairs
 from nvflare_plugins.wire.channel import Channel, RescaleRequested
-from nvflare_plugins.wire.envelope import KIND_BY_CODE, PHASE_BY_CODE, BaseScoreSource, Kind, TrainingStep
+from nvflare_plugins.wire.envelope import KIND_BY_CODE, BaseScoreSource, Kind, Phase, TrainingStep
 from nvflare_plugins.wire.profiles import SHORT_BITS
 from nvflare_plugins.wire.sums import Family, ProtectedSums
 from nvflare_plugins.workers.shards import Answer, Ask, Conversation, ShardPlace, one_model, said_of_model
@@ -176,42 +176,25 @@ class Grown:
             metrics=tuple(Metric(name, objective) for name in parameters.metrics),
             sets=self.sets,
             n_rows=self.n_rows,
-            bounds=scales.bounds,
+            scales=scales,
             coarsest=coarsest_pairs(parameters, weighted=self.table.weight is not None),
             finest=self.finest,
-            capacity_bits=scales.capacity_bits,
-            rows_are_exact=scales.rows_are_exact,
-            scale_exponents=scales.of_residuals,
             counts_leaves=self.rows_per_leaf is not None,
-            events=scales.events,
-            largest_weight=2.0**scales.weight_bound,
             n_queries=self.n_queries,
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Scales:
-    """What the agreed scales and the scheme give a training; see ``GrowthPlan``. Plain values all."""
-
-    bounds: tuple[int, int]
-    of_residuals: tuple[int, ...]
-    capacity_bits: int
-    rows_are_exact: bool
-    weight_bound: int
-    events: tuple[float, ...] = ()
-
-    @classmethod
-    def of(cls, sums: ProtectedSums, grown: Grown) -> Scales:
-        """Take them from the agreed ones, and bounds of survival:cox from the pooled weights of events."""
-        g, h = (sums.scale_of(family).bound_exponent for family in (Family.GRADIENTS, Family.HESSIANS))
-        events = pooled_events(grown, sums)
-        if events:  # no sum of any rows is larger (growth/survival.py)
-            g, h = exponent_of(2.0 * sum(events)), exponent_of(sum(events))
-        is_smooth = Objective.of_job(grown.parameters, grown.arithmetic).is_smooth
-        quantities = (RESIDUAL_ROOTS, str(Family.WEIGHTS)) if is_smooth else ()
-        of_residuals = tuple(row_exponent(sums, quantity, grown.n_rows) for quantity in quantities)
-        weight_bound = sums.scale_of(ROW_WEIGHTS).bound_exponent
-        return cls((g, h), of_residuals, sums.pair_capacity_bits, sums.rows_are_exact, weight_bound, events)
+def scales_of(sums: ProtectedSums, grown: Grown) -> Scales:
+    """Take the agreed scales, and bounds of survival:cox from the pooled weights of events."""
+    g, h = (sums.scale_of(family).bound_exponent for family in (Family.GRADIENTS, Family.HESSIANS))
+    events = pooled_events(grown, sums)
+    if events:  # no sum of any rows is larger (growth/survival.py)
+        g, h = exponent_of(2.0 * sum(events)), exponent_of(sum(events))
+    is_smooth = Objective.of_job(grown.parameters, grown.arithmetic).is_smooth
+    quantities = (RESIDUAL_ROOTS, str(Family.WEIGHTS)) if is_smooth else ()
+    of_residuals = tuple(row_exponent(sums, quantity, grown.n_rows) for quantity in quantities)
+    weight_bound = sums.scale_of(ROW_WEIGHTS).bound_exponent
+    return Scales((g, h), of_residuals, sums.pair_capacity_bits, sums.rows_are_exact, weight_bound, events)
 
 
 def pooled_events(grown: Grown, sums: ProtectedSums) -> tuple[float, ...]:
@@ -379,8 +362,7 @@ class GrownTraining(shards.ShardedTraining):
     ) -> None:
         """Agree on the first estimate, once the scales are agreed. Args: initial: a model that is continued."""
         self._grown, self._channel, self._settings, self.draws = grown, channel, settings, draws
-        self._scales = Scales.of(sums, grown)
-        self.plan = grown.plan(self._scales)
+        self.plan = grown.plan(scales_of(sums, grown))
         is_own, source = settings.first_round > 0, grown.parameters.objective.base_score_source
         if self.plan.draws_pairs and initial is None and source is not BaseScoreSource.GIVEN:
             self.plan = replace(self.plan, drew_pairs=True)
@@ -431,7 +413,7 @@ class GrownTraining(shards.ShardedTraining):
             "rows_per_leaf": grown.rows_per_leaf,
             "sets": grown.sets,
             "n_times": grown.n_times,
-            "scales": astuple(self._scales),
+            "scales": astuple(self.plan.scales),
             "model": self.model.to_bytes(),
             "start": self.start,
             "settings": astuple(self._settings),
@@ -500,7 +482,7 @@ class _Leader(shards.ShardLeader):
 
 
 def _moment_of(fields: Sequence[Any]) -> TrainingStep:
-    return TrainingStep(PHASE_BY_CODE[fields[0]], int(fields[1]))
+    return TrainingStep(Phase(fields[0]), int(fields[1]))
 
 
 def _parts(of_shards: Sequence[Sequence[tuple[str, Parts]]]) -> list[tuple[str, Parts]]:

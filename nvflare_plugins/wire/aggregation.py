@@ -319,22 +319,14 @@ class Aggregator:
         self._next = [0] * len(sites)  # counter that each site sends next
         self._exchanges: dict[int, _Exchange] = {}
         self._public_parameters: dict[Codec, bytes] = {}
-        self._reason: str | None = None
-        self._has_summed = False
+        self.reason: str | None = None
+        """Why the attempt was aborted, or None."""
+        self.has_summed = False
+        """Whether the sites got a sum."""
 
     def add_by(self, open_plugin: OpenSum | None) -> None:
         """Have a plugin add messages of ``Codec.PLUGIN_BYTES``; without one they are refused."""
         self._open_plugin = open_plugin
-
-    @property
-    def has_summed(self) -> bool:
-        """Whether the sites got a sum."""
-        return self._has_summed
-
-    @property
-    def reason(self) -> str | None:
-        """Why the attempt was aborted, or None."""
-        return self._reason
 
     def submit(self, site: str, data: bytes, reply: Reply) -> None:
         """Take one frame of an authenticated site; ``reply`` gets the answer once all sites are there.
@@ -370,7 +362,7 @@ class Aggregator:
                 return None
             check_size(head, payload.stop - payload.start)
             with self._lock:
-                if self._reason is not None:
+                if self.reason is not None:
                     return None
                 exchange = self._enter(head, size)
                 exchange.arriving[head.rank] = head
@@ -385,7 +377,7 @@ class Aggregator:
     def arrived(self, site: str, head: Frame, committed: Commitment, reply: Reply) -> None:
         """Take note that a frame that was added piece by piece is complete."""
         with self._lock:
-            exchange = self._exchanges.get(head.counter) if self._reason is None else None
+            exchange = self._exchanges.get(head.counter) if self.reason is None else None
             if exchange is not None:
                 del exchange.arriving[head.rank]
                 self._settle(exchange, head, committed, reply)
@@ -404,13 +396,13 @@ class Aggregator:
     def abort(self, reason: str) -> None:
         """End the attempt: every waiting and every later frame is answered with this reason."""
         with self._lock:
-            first = self._reason is None
-            self._reason = self._reason or reason[:4000]
+            first = self.reason is None
+            self.reason = self.reason or reason[:4000]
             waiting = [r for e in self._exchanges.values() for r in e.waiting.values()]
             for exchange in self._exchanges.values():
                 exchange.waiting = {}
         if first and self._on_abort is not None:  # before a site could act upon it
-            self._on_abort(self._reason)
+            self._on_abort(self.reason)
         for reply in waiting:
             reply(self._abort_frame())
 
@@ -467,7 +459,7 @@ class Aggregator:
         """Enter the frame; return its exchange unless it is answered already or was here before."""
         answer = None
         with self._lock:
-            if self._reason is not None:
+            if self.reason is not None:
                 answer = self._abort_frame()
             else:
                 known = self._exchanges.get(frame.counter)
@@ -571,7 +563,7 @@ class Aggregator:
     def _results(self, first: Frame, exchange: _Exchange) -> Sequence[bytes | memoryview]:
         """Return what the sites get: one payload for all, or one for each."""
         if first.operation is Operation.SUM:
-            self._has_summed = True
+            self.has_summed = True
             total = b"" if exchange.total is None else exchange.total.pack()
             if self._on_sum is not None and adds_words(first):
                 if first.tail:
@@ -590,7 +582,7 @@ class Aggregator:
         return [payloads[0]]
 
     def _abort_frame(self) -> bytes:
-        text = (self._reason or "aborted").encode()
+        text = (self.reason or "aborted").encode()
         about = FrameType.ABORT, Operation.GATHER, Kind.CLOSING, TrainingStep(Phase.FINISH), Codec.PUBLIC
         return Frame(*about, len(self._sites), 0, self._attempt, 0, text).pack()
 

@@ -262,28 +262,18 @@ def _readable(text: bytes) -> str:
     return "".join(c if c.isprintable() else " " for c in text[:_MAX_REASON_BYTES].decode(errors="replace"))
 
 
+@dataclass(slots=True)
 class HeadExchange:
     """Evidence heads that ride on the next frame after a round.
 
-    ``make_head`` returns this site's signed head; ``on_heads`` gets those of all sites and, last, the server's.
+    ``make_head`` returns this site's signed head; ``receive`` gets those of all sites and, last, the server's.
     """
 
-    def __init__(self, make_head: Callable[[], bytes], on_heads: Callable[[list[bytes]], None]):
-        self._make_head = make_head
-        self._on_heads = on_heads
-        self._due = False
-
-    def mark(self) -> None:
-        """Let the next frame carry a head."""
-        self._due = True
+    make_head: Callable[[], bytes]
+    receive: Callable[[list[bytes]], None]
+    is_due: bool = False
 
     def take(self) -> bytes:
         """Return the head if one is due."""
-        if not self._due:
-            return b""
-        self._due = False
-        return self._make_head()
-
-    def receive(self, heads: list[bytes]) -> None:
-        """Hand over the heads that came with an answer."""
-        self._on_heads(heads)
+        is_due, self.is_due = self.is_due, False
+        return self.make_head() if is_due else b""

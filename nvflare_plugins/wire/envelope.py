@@ -93,9 +93,6 @@ class Phase(Enum):
     FINISH = 4
 
 
-PHASE_BY_CODE = {phase.value: phase for phase in Phase}
-
-
 @dataclass(frozen=True, slots=True)
 class TrainingStep:
     """A phase and the boosting round it belongs to."""
@@ -341,7 +338,7 @@ def unpack_head(data: bytes, size: int) -> tuple[Frame, slice]:
         raise ProtocolError(f"frame of {size} bytes announces {_HEADER.size + n_payload + n_attachment}")
     try:
         about = FrameType(type_), Operation(operation), KIND_BY_CODE[kind]
-        moment, protection = TrainingStep(PHASE_BY_CODE[phase], round_), Codec(codec)
+        moment, protection = TrainingStep(Phase(phase), round_), Codec(codec)
     except (ValueError, KeyError):
         raise ProtocolError("frame holds an unknown type, operation, kind, phase or codec") from None
     if type_ != FrameType.RESCALE and tail > n_payload:  # a request for another scale stands in a sum's place, empty

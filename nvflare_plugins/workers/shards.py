@@ -45,6 +45,10 @@ AskingWork = Callable[[Ask], Any]
 """What is done over a shard; returns plain values. Privacy: it says of rows only what it asks with."""
 
 
+_NO_MORE = object()
+"""In the place of a reply: the work is to end."""
+
+
 class Conversation(WorkerPart):
     """One work under way, which its leader steps through."""
 
@@ -55,7 +59,7 @@ class Conversation(WorkerPart):
     def _start(self, work: AskingWork) -> None:
         """Start a work, also in the place of one that has ended; it must not know the conversation."""
         self._said: queue.SimpleQueue[tuple[str, Any] | VeilBoostError] = queue.SimpleQueue()
-        self._replies: queue.SimpleQueue[_Reply] = queue.SimpleQueue()
+        self._replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
         # A thread that hangs in XGBoost must not keep the process from ending, nor an idle one the conversation.
         arguments = (work, self._said, self._replies)
         threading.Thread(target=_run, args=arguments, daemon=True, name="veilboost_shard").start()
@@ -79,21 +83,16 @@ class Conversation(WorkerPart):
 
     def reply(self, content: Any) -> tuple[str, Any]:
         """Give the reply that the work waits for, and return what it says next."""
-        self._replies.put(_Reply(content))
+        self._replies.put(content)
         return self.listen()
 
     def end(self) -> None:
         """Let the work end at what it asks next."""
-        self._replies.put(_Reply(stops=True))
-
-
-class _Reply:
-    def __init__(self, content: Any = None, *, stops: bool = False):
-        self.content, self.stops = content, stops
+        self._replies.put(_NO_MORE)
 
 
 def _run(
-    work: AskingWork, said: queue.SimpleQueue[tuple[str, Any] | VeilBoostError], replies: queue.SimpleQueue[_Reply]
+    work: AskingWork, said: queue.SimpleQueue[tuple[str, Any] | VeilBoostError], replies: queue.SimpleQueue[Any]
 ) -> None:
     def ask(*question: Any) -> Any:
         if question[0] == TELLS:
@@ -104,9 +103,9 @@ def _run(
             reply = replies.get(timeout=PATIENCE_S)
         except queue.Empty:
             raise JobAborted("nobody leads the shards any more") from None
-        if reply.stops:
+        if reply is _NO_MORE:
             raise JobAborted("the work on the shards of this site has ended")
-        return reply.content
+        return reply
 
     try:
         said.put((ENDS, work(ask)))

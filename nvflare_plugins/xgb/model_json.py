@@ -436,7 +436,7 @@ def written(booster: xgb.Booster) -> bytes:
 # circle.
 
 
-_CATEGORICAL_SPLIT = 1
+_BY_CATEGORY = 1  # XGBoost's split_type
 _NODE_FIELDS = (
     "left_children",
     "right_children",
@@ -524,7 +524,7 @@ def _categorical_splits(tree: Mapping[str, Any], n_features: int) -> set[int]:
         or (np.abs(condition[~inner]) > _LARGEST).any()
     ):
         raise ValueError
-    by_category = inner & (kind == _CATEGORICAL_SPLIT)
+    by_category = inner & (kind == _BY_CATEGORY)
     _check_category_sets(tree, np.flatnonzero(by_category))
     return set(feature[by_category].astype(int).tolist())
 
@@ -552,7 +552,6 @@ def numbers_of(values: Sequence[Any], n: int | None = None) -> NDArray[np.float6
 
 
 CATEGORY_FIELDS = ("categories", "categories_nodes", "categories_segments", "categories_sizes")
-_BY_CATEGORY = 1  # XGBoost's split_type
 
 
 def category_sets(tree: Mapping[str, Any]) -> dict[int, tuple[int, ...]]:

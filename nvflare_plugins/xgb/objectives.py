@@ -269,10 +269,6 @@ OBJECTIVE_PARAMETERS: dict[str, tuple[str, ...]] = {
 }
 """Parameters that only some objectives read -> those objectives. XGBoost would ignore or misuse them elsewhere."""
 
-_REFUSED_OBJECTIVES: dict[str, str] = {
-    "reg:linear": "it is XGBoost's old name; write reg:squarederror",
-}
-
 
 def objective_facts(params: dict[str, object]) -> ObjectiveFacts:
     """Return the facts of a job's objective.
@@ -284,9 +280,10 @@ def objective_facts(params: dict[str, object]) -> ObjectiveFacts:
         ConfigurationError: the objective, or ``base_score`` for it, is not supported.
     """
     name = str(params["objective"])
-    for prefix, reason in _REFUSED_OBJECTIVES.items():
-        if name.startswith(prefix):
-            raise ConfigurationError(f"objective {shown(name)} is refused: {reason}.")
+    if name.startswith("reg:linear"):
+        raise ConfigurationError(
+            f"objective {shown(name)} is refused: it is XGBoost's old name; write reg:squarederror."
+        )
     if name not in _OBJECTIVES:
         raise ConfigurationError(f"objective {shown(name)} is not supported; supported are: {', '.join(OBJECTIVES)}.")
     known = _OBJECTIVES[name]

@@ -18,9 +18,9 @@ from nvflare_plugins.growth.arithmetic import arithmetic_of
 from nvflare_plugins.growth.model import new_model
 from nvflare_plugins.growth.rows import BinnedRows, HeldRows
 from nvflare_plugins.growth.site_sums import WIDE_BITS, PairGrid
-from nvflare_plugins.growth.training import GrownModel, LoopSettings, Training
+from nvflare_plugins.growth.training import GrownModel, LoopSettings, Scales, Training
 from nvflare_plugins.growth.tree import TreeGrower
-from nvflare_plugins.pooled.growing import Grown, Scales, row_set
+from nvflare_plugins.pooled.growing import Grown, row_set
 from nvflare_plugins.workers.shards import ShardPlace
 from nvflare_plugins.xgb.parameters import check_parameters
 from tests.bench.horizontal_data import LABEL, arrays

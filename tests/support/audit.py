@@ -317,7 +317,7 @@ def _keep_evidence(folder: Path, channel: Channel) -> None:
 def _end_round(channel: Channel, number: int) -> None:
     if channel.heads is not None:
         channel.recorder.round(number)
-        channel.heads.mark()
+        channel.heads.is_due = True
 
 
 # -- what the adversary makes of it -----------------------------------------------------------------------------------

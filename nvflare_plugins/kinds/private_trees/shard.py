@@ -24,7 +24,7 @@ from nvflare_plugins.kinds.private_trees.forest import PassedColumns, clipped, t
 from nvflare_plugins.kinds.private_trees.job import JobPlan, PrivateTreesJob
 from nvflare_plugins.kinds.private_trees.plan import AfterRound, OwnRows, SumsOverSites
 from nvflare_plugins.wire.channel import Channel
-from nvflare_plugins.wire.envelope import KIND_BY_CODE, PHASE_BY_CODE, Kind, Phase, TrainingStep
+from nvflare_plugins.wire.envelope import KIND_BY_CODE, Kind, Phase, TrainingStep
 from nvflare_plugins.workers import shards
 from nvflare_plugins.workers.workers import Workers, note_rows
 
@@ -58,7 +58,7 @@ def train_in_shards(
         if word != SUMS or any(one[1:] != asked[0][1:] for one in asked):
             raise ProtocolError("the shards of this site are not in step")
         _, phase, round_, kind, number, tree, level = asked[0]
-        channel.moment = TrainingStep(PHASE_BY_CODE[phase], round_)
+        channel.moment = TrainingStep(Phase(phase), round_)
         exact: NDArray[np.int64] = np.sum([one[0] for one in asked], axis=0, dtype=np.int64)
         noisy = sums.release(KIND_BY_CODE[kind], number, exact, tree, level)
         return [noisy] * len(asked)

@@ -191,7 +191,7 @@ class FoldedAttempt(PooledAttempt):
     def _trained(self, number: int) -> None:
         """Note that a training of the attempt is over. Args: number: from 0."""
         self._attempt.evidence.round(number)
-        self._attempt.heads.mark()
+        self._attempt.heads.is_due = True
 
     def _draws(self, parameters: TrainingParameters, fold: Fold) -> Draws | None:
         draws = self._draws_of(parameters, self._rows.table, self._context.sites)

@@ -367,7 +367,7 @@ def refreshed(run: inference.Run, part: Part, alignment: str, number: int) -> tu
     except (ConfigurationError, PolicyRefusal) as error:
         attempt.progress.say(f"alignment {alignment} is not taken: {getattr(error, 'reason', error)}")
     attempt.evidence.round(number)  # durable from here on; the heads travel with the next exchange
-    attempt.heads.mark()
+    attempt.heads.is_due = True
     purpose = f"rows of refreshment {number}"
     rank = attempt.channel.rank
     told = attempt.gather_sealed(purpose, attempt.proof(rank, purpose, content) if content else b"")

@@ -20,15 +20,7 @@ from nvflare_plugins.pooled import shards
 from nvflare_plugins.pooled.mediated.grammar import Answer, Dtype, Message, TrainingShape
 from nvflare_plugins.pooled.mediated.training import TrainingTask, train
 from nvflare_plugins.pooled.row_floors import SampledWeights, leaf_counts
-from nvflare_plugins.wire.envelope import (
-    CURVE_METRICS,
-    KIND_BY_CODE,
-    PHASE_BY_CODE,
-    BaseScoreSource,
-    Kind,
-    Phase,
-    TrainingStep,
-)
+from nvflare_plugins.wire.envelope import CURVE_METRICS, KIND_BY_CODE, BaseScoreSource, Kind, Phase, TrainingStep
 from nvflare_plugins.workers.shards import TELLS, Ask, Conversation, ShardPlace, said_of_model
 from nvflare_plugins.xgb import stock as xgb
 from nvflare_plugins.xgb.cuts import Cuts, leaf_quantiles, quantile
@@ -118,7 +110,7 @@ def plain_message(message: Message) -> tuple[Any, ...]:
 def message_of(fields: tuple[Any, ...]) -> Message:
     """Read what ``plain_message`` wrote."""
     kind, answer, dtype, n_values, phase, number, reply_size, metric = fields
-    moment = TrainingStep(PHASE_BY_CODE[phase], number)
+    moment = TrainingStep(Phase(phase), number)
     found = None if dtype is None else Dtype(dtype)
     return Message(KIND_BY_CODE[kind], Answer(answer), found, n_values, moment, reply_size, metric)
 

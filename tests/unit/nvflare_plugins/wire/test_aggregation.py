@@ -280,7 +280,7 @@ def test_channels_number_their_exchanges_and_carry_heads_once():
     def work(channel: Channel):
         channel.heads = HeadExchange(lambda: f"head of {channel.site}".encode(), heads[channel.site].append)
         channel.gather(Kind.HANDSHAKE, channel.site.encode())
-        channel.heads.mark()
+        channel.heads.is_due = True
         parts = channel.gather(Kind.HANDSHAKE, channel.site.encode())
         channel.gather(Kind.HANDSHAKE, b"")
         return parts, channel.counter
@@ -333,7 +333,7 @@ def test_heads_that_the_server_keeps_back_or_makes_up_are_noticed(due):
     channel = Channel("a", ("a",), "job", ATTEMPT, Lying(Aggregator(("a",), ATTEMPT, 5.0), "a"), 5.0)
     channel.heads = HeadExchange(lambda: b"head", lambda heads: None)
     if due:
-        channel.heads.mark()
+        channel.heads.is_due = True
     with pytest.raises(ProtocolError, match="evidence heads"):
         channel.gather(Kind.CLOSING, b"")
 
