@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import field
 from enum import Enum
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from annotated_types import Ge, Le
 from pydantic import AfterValidator, Field
@@ -279,6 +279,23 @@ class HorizontalJob(JobDocument):
                 "multi_strategy=multi_output_tree takes no categories in XGBoost 3.2; leave multi_strategy out, or "
                 "give the categorical columns as numbers"
             )
+
+
+_OF_ROWS = (
+    *("data_set", "label", "profile", "min_rows_per_cut"),
+    *("categories", "unknown_category_is_missing", "label_classes"),
+)
+
+
+def never_run(
+    job: JobDocument, params: dict[str, Any], features: list[str] | None, num_rounds: int, **other: Any
+) -> HorizontalJob:
+    """Return a training over the rows that a job of another kind names, for what both have checked and planned alike.
+
+    It is never run.
+    """
+    of_rows = {name: getattr(job, name) for name in _OF_ROWS}
+    return HorizontalJob(**of_rows, params=params, features=features, num_rounds=num_rounds, tracking=False, **other)
 
 
 def check_horizontal_early(job: HorizontalJob, sites: object, n_sites: int) -> None:

@@ -330,7 +330,8 @@ def plan(request: PlanRequest, job: BucketJob) -> Plan:
         return Plan({"epsilon": 0.0, "bytes_sent": 0}, shown_lines({"privacy": paid}))
     if request.features is None or request.features < 1:
         raise ConfigurationError("give --features, the columns of a passive party: its noise depends on their number")
-    described = _described(request, job)
+    policy = request.policy  # of a passive party, whose own description is looked at
+    described = None if policy is None else Description.read(policy.input_file(job.description))
     for_edges = job.most_for_edges if described is None else edges_epsilon_of(job, described.features)
     per_value = bucket_epsilon(job, request.features, for_edges)
     of_row = job.epsilon if job.protected is Unit.ROW else job.epsilon * request.features
@@ -359,11 +360,6 @@ def plan(request: PlanRequest, job: BucketJob) -> Plan:
     if sent is not None:
         shown["sent once"] = f"{human_bytes(sent)} by a passive party with {request.rows:,} rows"
     return Plan(figures, shown_lines({**shown, **advice.shown}))
-
-
-def _described(request: PlanRequest, job: BucketJob) -> Description | None:
-    """Return a passive party's own description, which is looked at where its workspace is named."""
-    return None if request.policy is None else Description.read(request.policy.input_file(job.description))
 
 
 def _bounds(described: Description | None) -> dict[str, tuple[float, float]]:

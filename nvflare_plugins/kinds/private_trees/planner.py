@@ -33,7 +33,7 @@ from nvflare_plugins.attempt.plan import (
 from nvflare_plugins.base.formatting import human_bytes, human_number
 from nvflare_plugins.data.labels import words_of_label
 from nvflare_plugins.kinds.private_trees.job import JobPlan, PrivateTreesJob
-from nvflare_plugins.kinds.private_trees.methods import Method, SplitMethod, WeightUpdate
+from nvflare_plugins.kinds.private_trees.methods import SplitMethod, WeightUpdate
 from nvflare_plugins.kinds.private_trees.noisy_sums import noise_at_site
 from nvflare_plugins.kinds.private_trees.plan import PrivateTreesPlan
 from nvflare_plugins.pages.run_record import LeafNoise, PointCurve, ReportSection
@@ -282,7 +282,8 @@ def of_private_trees(plan: PrivateTreesPlan, rows: int | None, base_rate: float 
         return ExpectedLoss(PURE)
     if rows is None:
         return ExpectedLoss(NO_ROWS)
-    return expected_loss(_fit_of(method), noise_over_signal(plan, rows, base_rate))
+    fit = OURS if method.candidates.is_paid and method.noise_ridge > 0 else PUBLISHED
+    return expected_loss(fit, noise_over_signal(plan, rows, base_rate))
 
 
 def noise_over_signal(plan: PrivateTreesPlan, rows: int, base_rate: float | None) -> float:
@@ -290,10 +291,6 @@ def noise_over_signal(plan: PrivateTreesPlan, rows: int, base_rate: float | None
     b = 0.5 if base_rate is None else base_rate
     noise = plan.leaf_noise[0] / math.sqrt(plan.method.n_trees)
     return math.ldexp(noise, plan.method.depth) / (rows * math.sqrt(b * (1 - b)))
-
-
-def _fit_of(method: Method) -> Fit:
-    return OURS if method.candidates.is_paid and method.noise_ridge > 0 else PUBLISHED
 
 
 def _of_mean_leaf(rows: int | None, depth: int, rows_to_hear: float) -> Noise:

@@ -14,7 +14,7 @@ from nvflare_plugins.attempt.plan import Plan, PlanRequest
 from nvflare_plugins.base.declared import Entries, EntriesOfColumns, Flag, Name, Names, Seconds, Whole, document
 from nvflare_plugins.base.formatting import human_bytes, human_seconds
 from nvflare_plugins.data.labels import OneColumn
-from nvflare_plugins.pooled.job import HorizontalJob, ProfileName
+from nvflare_plugins.pooled.job import HorizontalJob, ProfileName, never_run
 from nvflare_plugins.pooled.plan import SESSION_EXCHANGES, Planned, cut_messages, message_bytes
 from nvflare_plugins.pooled.row_floors import N_COUNTS
 from nvflare_plugins.pooled.spans import spans_of
@@ -79,23 +79,12 @@ class ProfileJob(JobDocument):
         return 2 if self.label_classes is None else len(self.label_classes)
 
     def training(self) -> HorizontalJob:
-        """Return a training that looks at the same rows and searches the same cut points; it is never run.
+        """Return a training that looks at the same rows and searches the same cut points.
 
         Its objective takes any label: that labels are classes is for the profile to check.
         """
-        return HorizontalJob(
-            self.data_set,
-            self.label,
-            {"objective": "reg:squarederror", "max_bin": self.max_bin, "max_depth": 1},
-            num_rounds=1,
-            profile=self.profile,
-            features=self.features,
-            categories=self.categories,
-            unknown_category_is_missing=self.unknown_category_is_missing,
-            label_classes=self.label_classes,
-            min_rows_per_cut=self.min_rows_per_cut,
-            tracking=False,
-        )
+        params = {"objective": "reg:squarederror", "max_bin": self.max_bin, "max_depth": 1}
+        return never_run(self, params, self.features, num_rounds=1)
 
 
 def plan(request: PlanRequest, job: ProfileJob) -> Plan:

@@ -38,7 +38,7 @@ from nvflare_plugins.base.formatting import human_bytes, human_seconds
 from nvflare_plugins.data.labels import LabelColumns, columns_of
 from nvflare_plugins.growth.arithmetic import ARITHMETICS
 from nvflare_plugins.kinds.tuning.folds import LEAST_ROWS
-from nvflare_plugins.pooled.job import Engine, HorizontalJob, check_horizontal_early
+from nvflare_plugins.pooled.job import Engine, HorizontalJob, check_horizontal_early, never_run
 from nvflare_plugins.pooled.plan import (
     Estimate,
     Planned,
@@ -321,22 +321,8 @@ class InFolds(Trained):
         return found | self._lists() | ({} if self.arithmetic == "auto" else {"arithmetic": self.arithmetic})
 
     def _training(self, params: dict[str, Any], features: list[str] | None, engine: str) -> HorizontalJob:
-        """Return a training under the conditions of this job; it is never run."""
-        return HorizontalJob(
-            self.data_set,
-            self.label,
-            params,
-            num_rounds=self.num_rounds,
-            profile=self.profile,
-            features=features,
-            categories=self.categories,
-            unknown_category_is_missing=self.unknown_category_is_missing,
-            label_classes=self.label_classes,
-            min_rows_per_cut=self.min_rows_per_cut,
-            engine=engine,
-            arithmetic=self.arithmetic,
-            tracking=False,
-        )
+        """Return a training under the conditions of this job."""
+        return never_run(self, params, features, self.num_rounds, engine=engine, arithmetic=self.arithmetic)
 
 
 class Tuned(Trained):

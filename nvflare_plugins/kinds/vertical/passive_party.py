@@ -507,14 +507,10 @@ class PassiveSite:
         if self._party is None:
             raise ProtocolError("the active party asks before it has announced its key")
         if isinstance(request, messages.DecisionRequest) and request.data_set > 0:
-            self._charge_predictions()
+            for one in self._uncharged:  # durably, before the first answer about its rows
+                _budget(self._start.context.policy, one).charge(one.row_ids())
+            self._uncharged = []
         return self._party.answer(request)
-
-    def _charge_predictions(self) -> None:
-        """Charge the rows of the evaluation set, durably, before the first answer about them. Raises: PolicyRefusal."""
-        for one in self._uncharged:
-            _budget(self._start.context.policy, one).charge(one.row_ids())
-        self._uncharged = []
 
     def _begin(self, setup: messages.TrainingSetup) -> messages.Answer:
         start, job = self._start, self._start.job
