@@ -10,16 +10,15 @@ import pytest
 import xgboost as xgb
 
 from dp_components.events import GaussianEvent, NeighbouringRelation, Release
-from he_processors.errors import ConfigurationError, ProtocolError
+from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.errors import ROWS_TEXT, JobAborted, PolicyRefusal
 from nvflare_plugins.evidence.verification import verify
 from nvflare_plugins.kinds.private_trees import noisy_sums
 from nvflare_plugins.kinds.private_trees import training as private_site
 from nvflare_plugins.kinds.private_trees.job import JobPlan
-from nvflare_plugins.kinds.private_trees.noisy_sums import TrustedServer
 from nvflare_plugins.kinds.private_trees.plan import OwnRows
 from nvflare_plugins.pages.run_record import RunRecord
-from nvflare_plugins.wire.envelope import Kind, unpack
+from nvflare_plugins.wire.envelope import Kind
 from nvflare_plugins.xgb.model_json import with_positive_covers
 from tests.support.examples import slow
 from tests.support.federation import SiteDied, dies_at
@@ -266,19 +265,6 @@ def test_labels_other_than_two_classes(tmp_path: Path) -> None:
     frame = frame_of()
     frame.loc[0, "label"] = 2  # which row it is, and that there is one, is nobody's business
     PrivateFederation(tmp_path, frame).run_private(job_of()).succeed()
-
-
-def test_a_trusted_server_answers_only_what_the_plan_pays_for(tmp_path: Path) -> None:
-    """A sum that the sites ask for a second time is refused."""
-    federation = PrivateFederation(tmp_path)
-    job = job_of(trust="trusted_aggregator", method="dp_tr_newton", components={"n_trees": 2})
-    frames = [unpack(data) for _, data in federation.run_private(job).succeed().frames]
-    server = TrustedServer(JobPlan.of(job, 3))
-    sums = next(frame for frame in frames if frame.kind is Kind.NODE_STATS)
-    total = bytes(8 * sums.n_values)
-    server.answer(sums, total, lambda *spend: None)
-    with pytest.raises(ProtocolError, match="pays for no such sum"):
-        server.answer(sums, total, lambda *spend: None)
 
 
 # -- crashes ----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ import pytest
 from he_processors.ciphertext_wire import public_key_to_bytes
 from he_processors.errors import ProtocolError, VeilBoostError
 from he_processors.fixed_point import REFUSED
-from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.kinds.vertical import active_party, histogram_maker, key_owner, messages, passive_party
 from nvflare_plugins.kinds.vertical import passive_party as passive
 from nvflare_plugins.kinds.vertical.conversation import FlowControl
@@ -22,7 +21,7 @@ from nvflare_plugins.kinds.vertical.messages import HistogramAnswer, HistogramRe
 from nvflare_plugins.kinds.vertical.model import ACTIVE_FILE, PASSIVE_FILE, ActivePart, PassivePart, read_part
 from nvflare_plugins.site.memory.released import SentRows
 from nvflare_plugins.site.policy import SitePolicy
-from nvflare_plugins.wire.envelope import Kind, unpack
+from nvflare_plugins.wire.envelope import Kind
 from tests.integration.test_vertical_jobs import nothing_written
 from tests.support.examples import slow
 from tests.support.federation import Parties, SiteDied, dies_at, succeed
@@ -190,16 +189,6 @@ def test_a_slow_party_is_waited_for_within_the_deadline_of_an_answer(parties, mo
     tamper = {site: counted(site) for site in parties.sites}
     succeed(run(parties, job(num_rounds=2), tamper=tamper))
     assert enough.is_set()
-
-
-def test_an_operators_abort_ends_all(parties):
-    def abort(frame: bytes) -> bytes:
-        if unpack(frame).kind is Kind.CONVERSATION:
-            raise JobAborted("the job was aborted by an operator or by FLARE")
-        return frame
-
-    outcomes = run(parties, job(), tamper={"site-2": abort})
-    all_end_clearly(parties, outcomes, "aborted by an operator")
 
 
 # -- what is where ----------------------------------------------------------------------------------------------------

@@ -134,21 +134,6 @@ def test_completely_secureboost_uses_own_columns_first(parties):
     assert len(record["rounds"]) == 4
 
 
-def test_a_party_with_the_label_alone_and_parties_with_one_column(tmp_path):
-    parties = federation(tmp_path, 3, (0, 2, 1))
-    succeed(run(parties, job(num_rounds=2)))
-    assert same(merged(parties), central(table(390, 3).iloc[:300], 2))
-
-
-def test_any_party_may_be_the_active_one(tmp_path):
-    parties = Parties(tmp_path, 2, dict(POLICY))
-    parties.give("site-1", "data", TRAIN[["c0", "c1", "c2"]])
-    parties.give("site-2", "data", TRAIN[["c3", "c4", "c5", "y"]])
-    succeed(run(parties, job(active="site-2", num_rounds=1)))
-    assert (parties.run_folder("site-2") / ACTIVE_FILE).exists()
-    assert (parties.run_folder("site-1") / PASSIVE_FILE).exists()
-
-
 def test_chosen_columns_weights_aliases_and_constraints(tmp_path):
     parties = Parties(tmp_path, 2, dict(POLICY))
     frame = TRAIN.assign(w=np.linspace(0.5, 2, 300).astype(np.float32))
