@@ -114,17 +114,6 @@ def test_a_trusted_server_adds_the_noise_and_notes_it(tmp_path: Path) -> None:
         assert not set(noisy[name]) & set(plain[name]) - {0.0}
 
 
-def test_no_exact_inner_sum_reaches_a_model_file(tmp_path: Path) -> None:
-    federation = PrivateFederation(tmp_path)
-    job = job_of(method="dp_tr_newton")
-    federation.run_private(job).succeed()
-    noisy, plain = trees_of(federation.model())[0], trees_of(central(job, frame_of()))[0]
-    assert not set(noisy["sum_hessian"]) & set(plain["sum_hessian"])
-    left, right, cover = (np.array(noisy[n]) for n in ("left_children", "right_children", "sum_hessian"))
-    inner = left >= 0
-    assert cover[inner] == pytest.approx(cover[left[inner]] + cover[right[inner]], rel=1e-5, abs=1e-4)
-
-
 @pytest.mark.parametrize("trust", [*slow("distributed"), "trusted_aggregator"])
 def test_histogram_trees_run_too(tmp_path: Path, trust: str) -> None:
     federation = PrivateFederation(tmp_path, frame_of(missing=True))
