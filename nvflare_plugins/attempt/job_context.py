@@ -118,7 +118,7 @@ class JobDocument(Document):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the job as JSON values."""
-        return dataclasses.asdict(self)
+        return {each.name: _copied(getattr(self, each.name)) for each in dataclasses.fields(self)}
 
     def stated(self, also: Sequence[str] = ()) -> dict[str, Any]:
         """Return the job without the fields at their defaults: a release that has further fields states the same.
@@ -153,6 +153,13 @@ class JobDocument(Document):
         if cls.CANNOT_CONTINUE and document.get("on_lost_site") == OnLostSite.CONTINUE.value:
             raise ConfigurationError(f"on_lost_site='continue' is refused: {cls.CANNOT_CONTINUE}. Use 'wait'")
         return cls(**document)
+
+
+def _copied(value: Any) -> Any:
+    """Copy a JSON value. Every job is written several times a run, and ``asdict`` copies each number of it deeply."""
+    if isinstance(value, dict):
+        return {name: _copied(item) for name, item in value.items()}
+    return [_copied(item) for item in value] if isinstance(value, list) else value
 
 
 def _default(field: dataclasses.Field[Any]) -> object:

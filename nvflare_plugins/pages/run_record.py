@@ -310,7 +310,7 @@ class RunRecord:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as JSON values."""
-        return {"format": FORMAT, **dataclasses.asdict(self)}
+        return {"format": FORMAT, **_as_json(self)}
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> RunRecord:
@@ -337,7 +337,7 @@ class RunRecord:
 
     def write(self, folder: Path) -> Path:
         """Write ``run.json`` into ``folder``, whole or not at all. Returns its path."""
-        return write_atomically(folder / FILE_NAME, json.dumps(_without_nan(self.to_dict()), indent=1).encode())
+        return write_atomically(folder / FILE_NAME, json.dumps(self.to_dict(), indent=1).encode())
 
     @classmethod
     def read(cls, folder: Path) -> RunRecord:
@@ -380,10 +380,12 @@ def _adapter() -> TypeAdapter[RunRecord]:
     return TypeAdapter(RunRecord)
 
 
-def _without_nan(value: Any) -> Any:
+def _as_json(value: Any) -> Any:
     """JSON has no NaN or infinity: a metric that is not a number becomes null."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
+    if dataclasses.is_dataclass(value):
+        return {each.name: _as_json(getattr(value, each.name)) for each in dataclasses.fields(value)}
     if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
-    return [_without_nan(item) for item in value] if isinstance(value, list | tuple) else value
+        return {key: _as_json(item) for key, item in value.items()}
+    return [_as_json(item) for item in value] if isinstance(value, list | tuple) else value
