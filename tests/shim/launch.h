@@ -23,9 +23,9 @@ static void run(void (*kernel_body)(void**), u64 groups, void** kernel_arguments
     body = kernel_body;
     arguments = kernel_arguments;
     n_warps = (groups * TPI + WARP - 1) / WARP;
+    carry = NO_CHAIN;
     for (Fiber& fiber : fibers) {
         fiber.started = false;
-        fiber.carry = NO_CHAIN;
         if (!fiber.stack) fiber.stack = (char*)malloc(STACK_BYTES);
         getcontext(&fiber.start);
         fiber.start.uc_stack.ss_sp = fiber.stack;

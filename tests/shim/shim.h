@@ -1,8 +1,8 @@
 // The machine layer of the CUDA kernels (he_processors/cuda/warp.cuh) on a CPU: 32 fibers are the lanes of a warp.
 //
 // A fiber runs until it exchanges values with the others, so that lanes advance in lockstep from exchange to exchange.
-// Each has its own carry flag. What a GPU would answer with a hang or silent nonsense stops the program here: lanes
-// that meet at different exchanges, or a carry read where no chain is open.
+// No chain of carries goes on over an exchange, so that one flag serves them all. What a GPU would answer with a hang or
+// silent nonsense stops the program here: lanes that meet at different exchanges, or a carry read where no chain is open.
 #pragma once
 
 #include <setjmp.h>
@@ -36,7 +36,6 @@ struct Fiber {
     ucontext_t start;
     jmp_buf resume;
     bool started;
-    u32 carry;
     char* stack;
 };
 
@@ -48,6 +47,7 @@ struct Posted {
 static Fiber fibers[WARP];
 static Posted board[2][WARP];   // two, since a lane may post again before the last one has read
 static u32 current, parity[WARP];
+static u32 carry = NO_CHAIN;    // of the current lane: each ends its chain before another goes on
 static u64 first_thread;
 static jmp_buf launcher;
 
@@ -64,27 +64,27 @@ static void switch_to(u32 lane) {
     setcontext(&fibers[lane].start);
 }
 
-// Post a value, let all other lanes post theirs, and return what was posted.
+// Post a value, let all other lanes post theirs, and return what was posted. The first lane, which goes on first, looks
+// for all whether they have met.
 static const Posted* meet(u32 value, Meeting meeting) {
     u32 lane = current;
     Posted* posts = board[parity[lane] ^= 1];
-    fibers[lane].carry = NO_CHAIN;
+    carry = NO_CHAIN;
     posts[lane] = Posted{value, meeting};
     switch_to((lane + 1) % WARP);
-    for (u32 other = 0; other < WARP; ++other) {
+    for (u32 other = 1; lane == 0 && other < WARP; ++other) {
         if (posts[other].meeting != meeting) die("lanes of a warp meet at different exchanges");
     }
     return posts;
 }
 
 static u32 take_carry() {
-    u32 carry = fibers[current].carry;
     if (carry == NO_CHAIN) die("a carry is read outside a chain");
     return carry;
 }
 
 static u32 give_carry(u64 sum) {
-    fibers[current].carry = (u32)(sum >> 32);
+    carry = (u32)(sum >> 32);
     return (u32)sum;
 }
 
@@ -94,7 +94,7 @@ DEVICE u32 add_cc(u32 a, u32 b) { return shim::give_carry((u64)a + b); }
 DEVICE u32 addc_cc(u32 a, u32 b) { return shim::give_carry((u64)a + b + shim::take_carry()); }
 DEVICE u32 addc(u32 a, u32 b) {
     u32 sum = a + b + shim::take_carry();
-    shim::fibers[shim::current].carry = shim::NO_CHAIN;
+    shim::carry = shim::NO_CHAIN;
     return sum;
 }
 DEVICE u32 mad_lo_cc(u32 a, u32 b, u32 c) { return shim::give_carry((u64)(u32)((u64)a * b) + c); }
