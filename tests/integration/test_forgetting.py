@@ -356,6 +356,7 @@ def veilboost(federation: Federation, *words: str | Path) -> int:
     return main([*map(str, words), "--workspace", str(federation.workspace("site-1")), "--site", "site-1"])
 
 
+@pytest.mark.usefixtures("every_report")
 def test_the_walk_of_a_data_protection_officer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = frame()
     federation = federation_of(tmp_path / "sites", rows)

@@ -60,6 +60,7 @@ def policy(folder: Path, **keys: object) -> SitePolicy:
     return SitePolicy.from_dict(keys, workspace=folder, site="site-1")
 
 
+@pytest.mark.usefixtures("every_report")
 def test_a_plugin_trains_the_model_of_masks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plugins.install(tmp_path / "packages", monkeypatch)
     one = sites(tmp_path / "plugin", plugins.POLICY)
@@ -341,6 +342,7 @@ def server_policy(folder: Path, pin: dict[str, str] | None, name: str = "acme_pa
     return folder
 
 
+@pytest.mark.usefixtures("every_report")
 @pytest.mark.parametrize("name", OF_BYTES)
 def test_ciphertexts_of_others_train_the_model_of_masks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str

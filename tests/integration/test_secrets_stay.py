@@ -316,6 +316,7 @@ def watched_run(tmp_path, monkeypatch, caplog, profile: str):
     return federation, witness, [data for _, data in frames]
 
 
+@pytest.mark.usefixtures("every_report")
 @pytest.mark.parametrize("profile", quick([*PROFILES, "plain"], "masks", "bfv", "plain"))
 def test_neither_server_nor_logs_nor_files_hold_a_secret(tmp_path, monkeypatch, caplog, capfd, profile):
     federation, witness, frames = watched_run(tmp_path, monkeypatch, caplog, profile)

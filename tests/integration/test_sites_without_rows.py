@@ -77,6 +77,7 @@ def sent(frames: list[tuple[str, bytes]], site: str) -> list[tuple]:
     return [(f.kind.name, str(f.moment), f.codec.name, f.n_values, len(f.payload)) for f in unpacked]
 
 
+@pytest.mark.usefixtures("every_report")
 @pytest.mark.parametrize(
     ("profile", "lacking"),
     quick(

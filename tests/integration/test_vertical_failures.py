@@ -119,6 +119,7 @@ def test_a_job_lost_before_its_first_evaluation_charges_no_evaluation_row(partie
 # -- which rows a tree sampled ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("every_report")
 def test_the_public_seed_does_not_tell_which_rows_a_tree_sampled(parties, monkeypatch):
     """A passive party that knows the few rows of a tree reads from the tree's nodes which of them have equal labels."""
     seen = []

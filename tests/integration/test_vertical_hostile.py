@@ -194,6 +194,7 @@ def test_a_slow_party_is_waited_for_within_the_deadline_of_an_answer(parties, mo
 # -- what is where ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("every_report")
 def test_nothing_secret_is_in_another_partys_files_or_messages(parties, toy_keys, monkeypatch):
     """Labels, gradients, leaves and thresholds are searched in everything written and everything sent."""
     secrets: list[bytes] = []

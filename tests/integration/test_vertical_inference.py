@@ -246,6 +246,7 @@ def test_explanations_equal_centralized_ones(tmp_path, kind):
     assert table["row"].iloc[0] == 10 and table["row"].iloc[-1] == 59
 
 
+@pytest.mark.usefixtures("every_report")
 def test_importance_is_in_a_file_and_in_the_report(case):
     succeed(case.run())
     table = pd.read_csv(case.result("importance.csv"), keep_default_na=False)

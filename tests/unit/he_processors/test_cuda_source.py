@@ -103,9 +103,9 @@ def test_curve_kernels_compile_without_spills(architecture: str, tmp_path: Path)
 
 @needs_tools
 def test_the_check_for_spills_can_fail(tmp_path: Path) -> None:
-    crowded = kernel_source().replace("LIMBS / TPI <= 16 ? 4 : 2", "6")
+    crowded = kernel_source().replace("LIMBS / TPI <= 16 ? 4 : 2", "16")
     assert crowded != kernel_source()
-    kernels = compiled(crowded, Shape(96, 8), "sm_90", tmp_path)
+    kernels = compiled(crowded, Shape(64, 16), "sm_90", tmp_path)
     assert any(usage.stack_bytes for usage in kernels.values())
     assert any(code.startswith("STL") for code in kernels["k_segprod"].instructions)
 
