@@ -50,7 +50,7 @@ _predicts_alike = cache(growing.check_predictor)
 
 @pytest.fixture(scope="module", autouse=True)
 def _checks_once() -> Iterator[None]:
-    """Have the second accountant price each plan, and this wheel predict, once and not anew at all sites of every job."""
+    """Have the second accountant price a plan, and this wheel predict, once and not anew at all sites of every job."""
     with pytest.MonkeyPatch.context() as patch:
         once = lambda gaussians, delta: _opinions_once(tuple(gaussians), delta)  # noqa: E731
         patch.setattr(accounting, "_opinions", once)
