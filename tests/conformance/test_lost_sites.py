@@ -33,6 +33,7 @@ from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.evidence.verification import verify
 from nvflare_plugins.flare import controller as controllers
 from nvflare_plugins.flare import executor as executors
+from nvflare_plugins.flare import timeouts
 from nvflare_plugins.flare.attempt import COMPLETED, FAILED, INTERRUPTED
 from nvflare_plugins.flare.controller import TRAIN_TASK
 from nvflare_plugins.flare.kept_jobs import NOTE
@@ -62,8 +63,8 @@ FRAMES = {"private_trees": (7, 5), "dpboost": (7, 5)}  # a small job has few
 @pytest.fixture(autouse=True)
 def _nobody_waits_long_for_a_sign(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executors, "Ready", partial(executors.Ready, interval_s=0.1))
-    monkeypatch.setattr(controllers, "EXPIRE_POLL_S", 0.05)
-    monkeypatch.setattr(controllers, "REMIND_INTERVAL_S", 0.5)
+    monkeypatch.setattr(timeouts, "EXPIRE_POLL_S", 0.05)
+    monkeypatch.setattr(timeouts, "REMIND_INTERVAL_S", 0.5)
 
 
 class Federation:
