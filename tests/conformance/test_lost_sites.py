@@ -238,7 +238,7 @@ def full_for_a_while(
 
     for change in (os.write, os.fsync, os.replace):
         monkeypatch.setattr(os, change.__name__, partial(refusing, change))
-    monkeypatch.setattr(executors, "FIRST_PAUSE_S", 0.05)
+    monkeypatch.setattr(timeouts, "FIRST_PAUSE_S", 0.05)
     return refused
 
 
@@ -383,8 +383,8 @@ def going_on(tmp_path: Path, **fields: Any) -> tuple[JobRecipe, Parties]:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controllers, "GO_ON_AFTER_S", 0.3)
-    monkeypatch.setattr(controllers, "GIVE_UP_AFTER_S", 60.0)
+    monkeypatch.setattr(timeouts, "GO_ON_AFTER_S", 0.3)
+    monkeypatch.setattr(timeouts, "GIVE_UP_AFTER_S", 60.0)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -453,7 +453,7 @@ def test_a_job_that_cannot_go_on_without_the_site_waits_for_it(tmp_path: Path) -
 
 @pytest.mark.usefixtures("impatient")
 def test_a_process_that_is_back_soon_is_not_left_out(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(controllers, "GO_ON_AFTER_S", 60.0)
+    monkeypatch.setattr(timeouts, "GO_ON_AFTER_S", 60.0)
     recipe, parties = going_on(tmp_path)
     finished = Federation(recipe, parties, [IN_TRAINING]).run()
     assert finished.reason is None and finished.summary["without"] == []
