@@ -29,10 +29,11 @@ import pytest  # noqa: E402 - after the settings of the process
 from hypothesis import HealthCheck, settings  # noqa: E402
 
 # A test is red because something is wrong, not because the machine is busy or the dice fell so: times are no property
-# here, and the examples are the same in every run. HYPOTHESIS_PROFILE=explore draws others each time.
+# here, and the examples are the same in every run. HYPOTHESIS_PROFILE=explore draws others each time. The quick suite
+# tries a quarter of them, as tests.support.examples says.
 _SLOW_MACHINES = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("repeatable", derandomize=True, **_SLOW_MACHINES)
-settings.register_profile("thorough", derandomize=True, **_SLOW_MACHINES)  # and as many as tests.support.examples says
+settings.register_profile("repeatable", derandomize=True, max_examples=25, **_SLOW_MACHINES)
+settings.register_profile("thorough", derandomize=True, **_SLOW_MACHINES)
 settings.register_profile("explore", **_SLOW_MACHINES)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 

@@ -281,7 +281,6 @@ def test_scalars_times_factors_at_all_edges(curve: Curve) -> None:
     assert curve.scale(scalars, [], 1) == []
 
 
-@settings(max_examples=examples(100))
 @given(st.lists(SCALARS, max_size=40), SCALARS, SCALARS, st.integers(-(2**20), 2**20))
 def test_scalars_times_factors_are_those_of_integers(scalars: list[int], factor: int, other: int, shift: int) -> None:
     rows = rows_from_ints(scalars, 32).reshape(-1, 32)
@@ -400,7 +399,6 @@ def test_both_signs_of_x_are_points_and_stay_apart(curve: Curve) -> None:
     assert words[0] == words[1] and odd[0] != odd[1]
 
 
-@settings(max_examples=examples(60))
 @given(st.binary(min_size=64, max_size=64), st.integers(0, 3), st.integers(0, 255))
 def test_any_bytes_are_taken_or_refused_as_by_the_reference(junk: bytes, kind: int, flip: int) -> None:
     """Random bytes, and points with one byte changed: nearly all off the curve, some not canonical."""

@@ -35,7 +35,7 @@ def damaged(draw, good: bytes):
 
 
 @given(st.one_of(st.binary(max_size=300), damaged(PACKED)))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400))
 def test_hello(data):
     try:
         hello = Hello.unpack(data)
@@ -49,7 +49,7 @@ def test_hello_round_trip():
 
 
 @given(st.one_of(st.binary(max_size=200), damaged(Proof(b"m" * 32, b"s" * 61).pack())))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 def test_proof(data):
     try:
         proof = Proof.unpack(data)
@@ -59,7 +59,7 @@ def test_proof(data):
 
 
 @given(st.one_of(st.binary(max_size=100), damaged(SEALED)))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 def test_sealed_message(data):
     if data == SEALED:
         return

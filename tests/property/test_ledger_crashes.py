@@ -107,7 +107,7 @@ class World:
         raise AssertionError("an answer that had left was forgotten")
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(
     st.lists(STEPS, min_size=3, max_size=14),
     st.integers(1, 120),

@@ -30,6 +30,7 @@ from nvflare_plugins.data.table import load_table
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.survey.columns import SHOWN_FROM, Use
 from nvflare_plugins.survey.survey import survey
+from tests.support.examples import examples
 
 EPOCH = datetime.date(1970, 1, 1)
 DAYS = {
@@ -157,7 +158,6 @@ def wanted(meant: Meant, words: list[str] | None) -> np.ndarray:
 LOADED: list[str] = []
 
 
-@settings(max_examples=60)
 @given(files())
 def check_that_a_draft_means_the_same(file: File) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -269,7 +269,7 @@ def tables(draw: st.DrawFn) -> tuple[str, str]:
 N_FINE: list[int] = []
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(tables(), OPTIONS, st.integers(0, 3))
 def check_that_what_is_fine_loads(table: tuple[str, str], options: dict, slip: int) -> None:
     separator, text = table

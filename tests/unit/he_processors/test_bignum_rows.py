@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from he_processors.bignum.interface import (
@@ -29,7 +29,6 @@ def residues(draw: st.DrawFn) -> tuple[int, list[int], list[int]]:
     return modulus, [a for a, _ in pairs], [b for _, b in pairs]
 
 
-@settings(deadline=None)
 @given(residues())
 def test_add_mod_is_modular_addition(case: tuple[int, list[int], list[int]]) -> None:
     modulus, a, b = case
@@ -38,14 +37,12 @@ def test_add_mod_is_modular_addition(case: tuple[int, list[int], list[int]]) -> 
     assert ints_from_rows(total) == [(x + y) % modulus for x, y in zip(a, b, strict=True)]
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 2**152 - 1), min_size=1, max_size=5), st.integers(0, 2**152 - 1))
 def test_add_rows_adds_one_row_to_many(values: list[int], addend: int) -> None:
     total = add_rows(rows_from_ints(values, 20), rows_from_ints([addend], 20))
     assert ints_from_rows(total) == [value + addend for value in values]
 
 
-@settings(deadline=None)
 @given(widths, st.data())
 def test_less_than_compares_integers(width: int, data: st.DataObject) -> None:
     bound = data.draw(st.integers(0, 2 ** (8 * width) + 3))
@@ -60,7 +57,6 @@ def test_less_than_compares_only_where_top_words_tie() -> None:
     assert less_than(rows_from_ints(values, 24), bound).tolist() == [True, False, False, True, False, True]
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 2**88 - 1), max_size=300))
 def test_sum_rows_is_exact(values: list[int]) -> None:
     assert sum_rows(rows_from_ints(values, 11)) == sum(values)

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from he_processors.bignum.interface import rows_from_ints
@@ -79,7 +79,6 @@ def test_a_message_of_another_scheme_is_refused() -> None:
             decode_ciphertexts(bytes(message), HEADER, ARITHMETIC)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 75), st.integers(1, 255))
 def test_every_changed_header_byte_is_refused(position: int, change: int) -> None:
     changed = bytearray(MESSAGE)
@@ -88,7 +87,6 @@ def test_every_changed_header_byte_is_refused(position: int, change: int) -> Non
         decode_ciphertexts(bytes(changed), HEADER, ARITHMETIC)
 
 
-@settings(deadline=None)
 @given(st.one_of(st.binary(max_size=900), st.integers(0, len(MESSAGE) - 1).map(lambda n: MESSAGE[:n])))
 def test_other_bytes_and_lengths_are_refused(data: bytes) -> None:
     for message in (data, MESSAGE + data[:40] + b"\0"):

@@ -51,7 +51,7 @@ def test_weights_depend_on_everything_before_them():
 
 
 @given(st.integers(1, GROUP_ORDER - 1), st.integers(0, GROUP_ORDER - 1), st.binary(max_size=9))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_what_is_so_is_proven_on_any_backend(secret, base, transcript):
     product = multiple(base * secret)
     proof = prove(CURVE, secret, transcript, product, SeededRandomness(base % 99))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from he_processors.fixed_point import (
@@ -38,7 +38,6 @@ def in_any_form(values: list[int], n_words: int, seed: int) -> np.ndarray:
     return words
 
 
-@settings(deadline=None)
 @given(SUMS, st.integers(0, 2**20))
 def test_words_are_read_as_integers_and_rounded_once(sums: tuple[int, list[int]], seed: int) -> None:
     n_words, values = sums
@@ -49,7 +48,6 @@ def test_words_are_read_as_integers_and_rounded_once(sums: tuple[int, list[int]]
     assert is_zero(words - words).all()
 
 
-@settings(deadline=None)
 @given(SUMS, TWO_WORDS, st.integers(0, 2**71), st.integers(0, 2**20))
 def test_ranges_and_segments(sums: tuple[int, list[int]], low: int, width: int, seed: int) -> None:
     n_words, values = sums

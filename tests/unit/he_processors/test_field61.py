@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from he_processors import field61
@@ -67,7 +67,6 @@ def test_one_value_out_of_range_is_told_wherever_it_stands(variant, n):
     assert combine(NONE, more, both, scales, variant)[1]
 
 
-@settings(max_examples=60)
 @given(st.data())
 def test_all_variants_combine_blocks_alike(data):
     word = st.integers(0, 2**64 - 1) | st.sampled_from(EDGES)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -23,7 +23,6 @@ def test_a_million_rows_with_unit_bounds_take_127_bits() -> None:
     assert pair_format.pair_bits == 63 + 62
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.floats(-1, 1, width=32), st.floats(0, 0.25, width=32)), min_size=1, max_size=20),
     st.integers(24, 44),
@@ -40,7 +39,6 @@ SIGNED = PairFormat(0, 1, g_bound=2.0**62, h_low=-(2.0**61), h_high=2.0**61)
 LONG = [PairFormat(40, n_rows, g_bound=1.0, h_low=0.0, h_high=1.0) for n_rows in (2**23, 2**24, 2**30, 2**31 - 1)]
 
 
-@settings(deadline=None)
 @given(
     st.tuples(st.just(SIGNED), st.integers(-(2**62), 2**62), st.integers(-(2**61), 2**61))
     | st.tuples(st.sampled_from(LONG), st.integers(-(2**40), 2**40), st.integers(0, 2**40))

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from he_processors.bignum.interface import rows_from_ints
@@ -37,7 +37,6 @@ def histograms(draw: st.DrawFn) -> tuple[PackingLayout, list[int], list[int]]:
     return layout, [a for a, _ in pairs], [b for _, b in pairs]
 
 
-@settings(deadline=None)
 @given(histograms())
 def test_round_trip_is_exact(case: tuple[PackingLayout, list[int], list[int]]) -> None:
     layout, g, h = case
@@ -84,7 +83,6 @@ def test_counts_must_agree_and_unused_places_must_be_empty() -> None:
         layout.unpack(pack(layout, [1, 2, 3, 4, 5, 6], [0] * 6), 5)
 
 
-@settings(deadline=None)
 @given(st.binary(min_size=30, max_size=30), st.integers(0, 160), st.integers(1, 64))
 def test_bit_field_reads_bits(data: bytes, first_bit: int, n_bits: int) -> None:
     value = int.from_bytes(data, "little")

@@ -25,7 +25,7 @@ def words(*numbers: int) -> np.ndarray:
     return np.array(numbers, dtype=np.uint64)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, 12), st.lists(st.sampled_from([0, 1, MODULUS - 1]) | st.integers(0, MODULUS - 1), max_size=6))
 def test_masks_cancel_and_the_sum_is_unblinded(world, residues):
     sites = make_sites(world)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from he_processors import field61, sum_tags
@@ -53,7 +53,6 @@ def assert_refused(sites: list[SumTags], total: np.ndarray, tags: np.ndarray, of
             site.open(total, tags, of)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(1, 5), st.data())
 def test_the_true_sum_is_accepted_and_residues_are_added(world, data):
     most = (1 << CAPACITY_BITS) // world
@@ -73,7 +72,6 @@ def test_the_true_sum_is_accepted_and_residues_are_added(world, data):
         assert opened.tolist() == [sum(int(y[i]) for y in residues) % P for i in range(k)]
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(-(2**40), 2**40), min_size=1, max_size=20), st.data())
 def test_any_change_of_the_sum_is_refused_at_every_site(values, data):
     sites, of = make_sites(3), label(len(values))

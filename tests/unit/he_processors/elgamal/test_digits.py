@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from he_processors.elgamal.encryption import DigitFormat
@@ -13,7 +13,6 @@ from he_processors.histogram.sums import NodeTotal
 PAIRS = st.lists(st.tuples(st.integers(-(2**40), 2**40), st.integers(0, 2**40)), min_size=1, max_size=30)
 
 
-@settings(deadline=None)
 @given(PAIRS)
 def test_sums_of_digits_are_sums_of_values(pairs: list[tuple[int, int]]) -> None:
     g, h = (np.array(column, dtype=np.int64) for column in zip(*pairs, strict=True))
@@ -31,7 +30,6 @@ def test_sums_of_digits_are_sums_of_values(pairs: list[tuple[int, int]]) -> None
     assert digits.digits_of_total(node.g, node.h, *node.lower) == [int(one[0]) for one in sums]
 
 
-@settings(deadline=None)
 @given(PAIRS, st.integers(0, 30))
 def test_totals_of_digits_subtract(pairs: list[tuple[int, int]], n_left: int) -> None:
     g, h = (np.array(column, dtype=np.int64) for column in zip(*pairs, strict=True))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from he_processors.curve.interface import FIELD_PRIME
@@ -82,7 +82,6 @@ def test_what_is_no_point_is_refused(place: int, kind: str) -> None:
     assert bad.hex() not in str(caught.value)
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.integers(0, 10**6), st.integers(1, 255), st.integers(-3, 3), st.sampled_from([64, 32]))
 def test_any_other_bytes_are_refused(position: int, flip: int, longer: int, point_bytes: int) -> None:
     level, header, data = message(point_bytes)

@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from he_processors.bignum.interface import rows_from_ints
@@ -92,7 +92,6 @@ def test_long_lists_keep_their_order():
 
 
 @given(st.binary(max_size=40) | st.binary(min_size=32, max_size=32))
-@settings(max_examples=100, deadline=None)
 def test_bytes_of_a_peer_are_an_element_or_an_error(data):
     curve = ReferenceCurve()
     try:

@@ -46,7 +46,7 @@ def packed(chain: Chain) -> bytes:
 
 
 @given(st.integers(2, 4), st.data(), st.integers(0, SIZE), st.integers(0, 9))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_honest_chains_are_taken_and_end_with_one_key_less_for_each_step(n_parties, data, n_points, number):
     first, n_links = data.draw(st.integers(0, n_parties - 1)), data.draw(st.integers(1, n_parties - 1))
     proofs = parties(n_parties)

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nvflare_plugins.cli.main import main
@@ -83,7 +83,6 @@ def test_what_goes_and_what_stays() -> None:
     }
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(st.floats(0, 5000), st.sampled_from("ab"), st.none() | st.integers(0, 9)), max_size=10),
     st.sets(st.integers(0, 9)),

@@ -21,6 +21,7 @@ from hypothesis.extra import numpy as hnp
 from nvflare_plugins.workers import worker_connection
 from nvflare_plugins.workers.worker_connection import DONE, PartHost, WorkerLine, serve
 from nvflare_plugins.workers.workers import TRIAL
+from tests.support.examples import examples
 
 ARRAYS = hnp.arrays(
     st.sampled_from(["?", "<i8", "<f8", "<f4", "<u8", "|u1"]), hnp.array_shapes(min_dims=0, max_dims=3, min_side=0)
@@ -68,7 +69,6 @@ def require_same(one: Any, other: Any) -> None:
         assert one == other
 
 
-@settings(max_examples=60, deadline=None)
 @given(PLAIN)
 def test_plain_values_arrive_as_they_were(content: Any) -> None:
     require_same(content, over_a_line(content))
@@ -102,7 +102,7 @@ def sent(content: Any) -> bytes:
 WHOLE = sent(("done", [np.arange(12.0).reshape(3, 4), b"x" * 5000, {"größe": 1.5}], (np.arange(9, dtype=np.int8), "")))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300))
 @given(st.lists(st.tuples(st.integers(struct.calcsize("<Q"), 220), st.integers(0, 255)), min_size=1, max_size=4))
 def test_whatever_arrives_is_an_answer_or_a_lost_line(changed: list[tuple[int, int]]) -> None:
     raw = bytearray(WHOLE)

@@ -15,7 +15,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from he_processors.errors import ConfigurationError
@@ -304,7 +304,6 @@ _NUMBER = st.one_of(
 )
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(st.one_of(_NUMBER, st.just(np.nan)), max_size=30), st.lists(_NUMBER, max_size=300))
 def test_stand_ins_compare_as_the_values_do(values: list[float], numbers: list[float]) -> None:
     column, known = np.array(values, dtype=np.float32), np.unique(np.array(numbers, dtype=np.float32))

@@ -51,7 +51,7 @@ def refused(archive: bytes, words: str, authority: FlareAuthority = TRUST) -> No
     assert "\n" not in str(caught.value)
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(st.dictionaries(NAMES, st.binary(max_size=200), min_size=1, max_size=6))
 def test_what_is_packed_is_unpacked_in_its_order_and_any_tool_reads_it(members: dict[str, bytes]) -> None:
     archive = pack(members)
@@ -63,7 +63,7 @@ def test_what_is_packed_is_unpacked_in_its_order_and_any_tool_reads_it(members: 
             assert stat.S_IMODE(one.external_attr >> 16) == 0o600 and stat.S_ISREG(one.external_attr >> 16)
 
 
-@settings(max_examples=examples(400), deadline=None)
+@settings(max_examples=examples(400))
 @given(st.data())
 def test_no_byte_may_differ(data: st.DataObject) -> None:
     archive = pack(CONTENT)
@@ -77,7 +77,7 @@ def test_no_byte_may_differ(data: st.DataObject) -> None:
     raise AssertionError(f"byte {at} was changed unnoticed: {found}")
 
 
-@settings(max_examples=examples(400), deadline=None)
+@settings(max_examples=examples(400))
 @given(st.binary(max_size=300) | st.binary(max_size=100).map(lambda raw: b"PK\x03\x04" + raw))
 def test_no_bytes_make_it_crash(raw: bytes) -> None:
     with pytest.raises(ProtocolError):

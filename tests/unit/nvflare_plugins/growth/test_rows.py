@@ -10,7 +10,7 @@ import math
 import numpy as np
 import pytest
 import xgboost as xgb
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from he_processors.errors import ConfigurationError
@@ -21,7 +21,7 @@ from nvflare_plugins.growth.bins import BinLayout, BinnedTable, bin_rows
 from nvflare_plugins.growth.rows import ROOT, BinnedRows, NodeSplit, on_grid
 from nvflare_plugins.growth.splits import Question, SplitFinder
 from nvflare_plugins.xgb.cuts import Cuts, reference_table
-from tests.support.examples import examples, quick
+from tests.support.examples import quick
 from tests.unit.nvflare_plugins.vertical.test_split_evaluation import (
     PARAMETERS,
     UNIT,
@@ -82,7 +82,6 @@ def drawn_split(rng: np.random.Generator, layout: BinLayout, node: int, number: 
 
 @pytest.mark.parametrize("variant", BOTH)
 @pytest.mark.parametrize("threads", [1, 3])
-@settings(max_examples=examples(60), deadline=None)
 @given(tables())
 def test_sums_and_divisions_equal_loops_over_rows(variant, threads, drawn):
     layout, values, pairs, rng = drawn
@@ -219,7 +218,6 @@ def found_bins(layout: BinLayout, table) -> list[list[int | None]]:
 
 
 @pytest.mark.parametrize("variant", BOTH)
-@settings(max_examples=examples(100), deadline=None)
 @given(
     st.lists(
         st.tuples(
@@ -303,7 +301,6 @@ def question(total: tuple[int, int], gain: np.float32, bounds: WeightBounds, all
         *zip(itertools.cycle(ARITHMETICS), [*PARAMETERS, *MORE], strict=False),
     ),
 )
-@settings(max_examples=examples(80), deadline=None)
 @given(histograms(), st.booleans(), st.sampled_from([0, 40]))
 def test_equal_to_the_twin(release, name, histogram, is_bounded, finer):
     """Also on a grid that is finer by 2^40, where sums need more than the 53 bits of a double's number."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from he_processors.errors import ConfigurationError
@@ -158,7 +158,6 @@ def test_who_holds_rows_refuses_and_says_what_helps(tmp_path: Path) -> None:
 _VALUE = st.one_of(st.floats(width=32, allow_infinity=False), st.sampled_from([0.0, -0.0, 1.0, np.nan, 1e-45]))
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(_VALUE, _VALUE), max_size=60),
     st.sampled_from([3, 8, 64]),

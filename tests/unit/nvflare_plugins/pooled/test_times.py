@@ -77,7 +77,7 @@ def drawn(seed: int, n_sites: int = 3, scale: float = 1.0, n: int = 200, weighte
     ]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.integers(0, 1000),
     st.sampled_from([2, 3, 5]),

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from he_processors.errors import ProtocolError
 from nvflare_plugins.kinds.vertical import messages
+from tests.support.examples import examples
 
 NODES = st.integers(0, 1 << 24)
 BITS = st.lists(st.booleans(), max_size=40).map(lambda values: messages.Bits.of(np.array(values, dtype=bool)))
@@ -84,7 +85,7 @@ def test_any_bytes_are_a_message_or_refused(body, code):
         assert messages.to_bytes(message) == data  # every accepted form is the one form
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(MESSAGES, st.data())
 def test_every_changed_message_is_refused_or_another_message(message, data):
     encoded = messages.to_bytes(message)

@@ -150,7 +150,7 @@ def histograms(draw):
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(histograms(), st.booleans())
 def test_equal_to_the_twin(name, histogram, is_bounded):
     params = PARAMETERS[name]
@@ -177,7 +177,7 @@ def test_equal_to_the_twin(name, histogram, is_bounded):
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-@settings(max_examples=examples(50), deadline=None)
+@settings(max_examples=examples(50))
 @given(histograms())
 def test_sums_beyond_64_bits_split_like_small_ones(name, histogram):
     """Gradients on a grid that is finer by 2^48: the same numbers, of up to 66 bits, so the same splits."""

@@ -15,6 +15,7 @@ from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.kinds.vertical.model import ActivePart, PassivePart, PrivateSplit
 from nvflare_plugins.kinds.vertical_inference.explanations import RowPositions, check_covers
 from nvflare_plugins.xgb.versions import installed_wheel
+from tests.support.examples import examples
 
 TABLE = {
     (0, 0): PrivateSplit(2, np.float32(0.5), True),
@@ -78,7 +79,7 @@ def test_hostile_positions_are_refused(name):
         RowPositions.from_bytes(HOSTILE[name], 4)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 @given(st.binary(max_size=120))
 def test_any_bytes_are_positions_or_refused(data):
     for prefix in (b"", b"VLBP\x02"):

@@ -21,6 +21,7 @@ from nvflare_plugins.kinds.vertical.messages import (
     to_bytes,
 )
 from nvflare_plugins.kinds.vertical_inference.inference import PathOwner, batches, parties_of, rounds_of
+from tests.support.examples import examples
 
 FEATURES = np.array([[0.0], [1.0], [2.0], [np.nan], [4.0]], dtype=np.float32)
 TABLE = {(0, 3): model.PrivateSplit(0, np.float32(2.0), True), (4, 0): model.PrivateSplit(0, np.float32(1.0), False)}
@@ -128,7 +129,7 @@ def test_everything_else_gives_one_fixed_error(name):
     assert str(caught.value) == model.REFUSED
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300))
 @given(st.binary(max_size=200) | st.binary(max_size=60).map(lambda tail: b"VLBV\x02\x08" + tail))
 def test_any_bytes_give_an_answer_or_the_fixed_error(data):
     try:

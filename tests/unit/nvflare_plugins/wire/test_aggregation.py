@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from he_processors.errors import ProtocolError
@@ -401,7 +401,6 @@ def packed(numbers: list[int], width: int = 8) -> bytes:
     return np.array(numbers, dtype=f"<u{width}").tobytes()
 
 
-@settings(max_examples=80)
 @given(st.data())
 def test_values_wrap_at_their_width_and_residues_at_the_modulus_however_they_come(data):
     n, k, world = data.draw(st.integers(0, 6)), data.draw(st.integers(0, 4)), data.draw(st.integers(1, 12))

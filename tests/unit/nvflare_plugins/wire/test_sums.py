@@ -21,6 +21,7 @@ from nvflare_plugins.wire.aggregation import Aggregator
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.envelope import Codec, FrameType, Kind, Phase, TrainingStep, unpack
 from nvflare_plugins.wire.sums import Family, ProtectedSums, metric_quantity
+from tests.support.examples import examples
 from tests.support.federation import DirectTransport, run_in_threads
 
 SITES = ("a", "b", "c")
@@ -184,7 +185,7 @@ def test_a_server_that_changes_the_secure_maximum_is_noticed():
 @given(
     st.lists(st.floats(-1024, 1024, allow_nan=False), min_size=1, max_size=20), st.integers(1, 50), st.integers(30, 59)
 )
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_grid_round_trips_within_half_a_step_and_sums_stay_in_capacity(values, n_summands, capacity_bits):
     grid = Grid.for_sum(10, n_summands, capacity_bits)
     integers = grid.encode(np.array(values))
