@@ -27,7 +27,7 @@ from nvflare_plugins.xgb.continuation import with_last_round_weighed
 from nvflare_plugins.xgb.model_json import PARTS_ATTRIBUTE
 from tests.support.examples import slow
 from tests.support.federation import Federation, SiteDied, central_model, dies_at, leaf_difference, succeed
-from tests.support.horizontal_jobs import BOUNDS, LOGISTIC, dies_after, job, table
+from tests.support.horizontal_jobs import BOUNDS, LOGISTIC, dies_after, job, lose, table
 from tests.support.opened_sums import Opened
 
 CONSENTS = {"continue_without_site": True, "plain_profile": True, "exact_leaves": True}
@@ -46,11 +46,6 @@ def federation_of(folder: Path, frame: Any = ROWS, **policy: Any) -> Federation:
     federation = Federation.of(folder, 4, {"consents": CONSENTS, **policy}, train=frame)
     federation.set_registry_keys()
     return federation
-
-
-def lose(federation: Federation, training: HorizontalJob, number: int = 1, **how: Any) -> None:
-    outcomes = federation.run(training, "job", number=number, **how)
-    assert any(isinstance(one, SiteDied) for one in outcomes.values()), outcomes
 
 
 def go_on(federation: Federation, training: HorizontalJob, number: int = 2, sites: tuple[str, ...] = LEFT, **how: Any):

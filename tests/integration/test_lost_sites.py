@@ -22,7 +22,7 @@ from tests.support import vertical_jobs as vertical
 from tests.support.examples import quick, slow
 from tests.support.federation import Federation, Parties, SiteDied, dies_at, succeed
 from tests.support.federation import succeed as all_sites_of
-from tests.support.horizontal_jobs import dies_after, federate, job, spaced, table
+from tests.support.horizontal_jobs import dies_after, federate, job, lose, spaced, table
 from tests.support.horizontal_jobs import table as rows
 from tests.support.private_federation import PrivateFederation, job_of
 from tests.support.private_federation import job_of as private_job
@@ -53,11 +53,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 def undisturbed_search(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """The model of a job whose sites search for cut points, and that nobody left."""
     return federate(tmp_path_factory.mktemp("searched"), table(200), searching()).model()
-
-
-def lose(federation: Federation, training: HorizontalJob, number: int, **how) -> None:
-    outcomes = federation.run(training, "job", number=number, **how)
-    assert any(isinstance(one, SiteDied) for one in outcomes.values()), outcomes
 
 
 def logs(federation: Federation, folder: str) -> list[Path]:

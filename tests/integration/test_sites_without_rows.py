@@ -14,6 +14,7 @@ from nvflare_plugins.base.errors import TooFewRows
 from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.pooled.row_floors import TOO_FEW
 from nvflare_plugins.wire.envelope import unpack
+from tests.support import exact_jobs
 from tests.support.examples import quick
 from tests.support.federation import Federation, central_model, leaf_difference, succeed
 
@@ -50,16 +51,9 @@ def federation_of(folder: Path, lacking: str) -> tuple[Federation, pd.DataFrame]
 
 
 def job(**changes: object) -> HorizontalJob:
-    fields = {
-        "data_set": "train",
-        "label": "y",
-        "params": {"objective": "binary:logistic", "max_depth": 3},
-        "num_rounds": ROUNDS,
-        "profile": "masks",
-        "features": ["a", "b"],
-        **changes,
-    }
-    return HorizontalJob.from_dict(fields)
+    return exact_jobs.job(
+        **{"params": {"objective": "binary:logistic", "max_depth": 3}, "num_rounds": ROUNDS, **changes}
+    )
 
 
 SPACED = {"cuts": "uniform", "cut_bounds": {"a": [-3, 3], "b": [-3, 3]}}

@@ -26,7 +26,7 @@ from nvflare_plugins.kinds.vertical.passive_party import PassiveSite
 from nvflare_plugins.kinds.vertical.site import MASKED_MODEL
 from nvflare_plugins.pooled.mediated.mediator import Mediator
 from nvflare_plugins.site.memory.released import ReleasedSums
-from nvflare_plugins.wire.envelope import Kind, unpack
+from nvflare_plugins.wire.envelope import Kind
 from tests.support import vertical_jobs
 from tests.support.federation import Parties, SiteDied, dies_at, succeed
 from tests.support.memories import memory_in
@@ -167,17 +167,7 @@ def test_several_trees_a_round_continue_too(parties):
 
 def dies_in_round(number: int):
     """The site's process ends in the middle of a round: questions of it were answered, and more were to come."""
-    seen = []
-
-    def tamper(frame: bytes) -> bytes:
-        unpacked = unpack(frame)
-        if unpacked.kind is Kind.CONVERSATION and unpacked.moment.round == number:
-            seen.append(1)
-            if len(seen) > 3:
-                raise SiteDied
-        return frame
-
-    return tamper
+    return dies_at(Kind.CONVERSATION, 4, number)
 
 
 def test_a_job_lost_in_round_6_of_8_resumes_after_the_fifth(parties):

@@ -5,7 +5,6 @@ The worked attack: a client configuration that nests the function which merges o
 
 from __future__ import annotations
 
-import argparse
 import builtins
 import importlib
 import inspect
@@ -17,14 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from nvflare.apis.fl_constant import FLContextKey
-from nvflare.apis.fl_context import FLContext
-from nvflare.apis.workspace import Workspace
 from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 from nvflare.app_common.widgets.component_path_authorizer import ComponentPathAuthorizer
 from nvflare.fuel.utils.class_loader import load_class
-from nvflare.private.fed.client.client_json_config import ClientJsonConfigurator
-from nvflare.private.fed.utils.fed_utils import authorize_build_component
 
 from jobs import examples
 from nvflare_plugins.pooled.job import HorizontalJob
@@ -37,6 +31,7 @@ from nvflare_plugins.site.flare_boundary import (
     own_components,
 )
 from nvflare_plugins.site.setup import set_up
+from tests.golden.test_golden_set_up import build
 
 JOBS = Path(examples.__file__).parent
 ROLES = {"fed_client.json": Role.SITE, "fed_server.json": Role.SERVER, None: Role.SIMULATOR}
@@ -155,23 +150,6 @@ def rewriting(module: str) -> dict:
     }
 
 
-def build(config: dict, workspace: Path) -> None:
-    """Build a client configuration as FLARE's job process does at a site."""
-    path = workspace / "config_fed_client.json"
-    path.write_text(json.dumps(config))
-    args = argparse.Namespace(
-        sp_scheme="tcp", sp_target="x:1", client_name="site-1", job_id="j", workspace=str(workspace)
-    )
-    context = FLContext()
-    folder = Workspace(str(workspace), "site-1")
-    context.set_prop(FLContextKey.WORKSPACE_OBJECT, folder, private=True)
-    context.set_prop(FLContextKey.CURRENT_JOB_ID, "j", private=False)
-    context.set_prop(FLContextKey.JOB_META, {}, private=True, sticky=False)
-    configurator = ClientJsonConfigurator(folder, str(path), args, str(workspace), [])
-    configurator.set_component_build_authorizer(authorize_build_component, fl_ctx=context, event_handlers=[])
-    configurator.configure()
-
-
 HONEST = {
     "format_version": 2,
     "executors": [{"tasks": ["veilboost_train"], "executor": {"path": EXECUTOR, "args": {}}}],
@@ -200,12 +178,12 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_job_cannot_rewrite_a_sites_policy(workspace: Path) -> None:
     policy = workspace / "local" / "veilboost.json"
     before = policy.read_bytes()
-    build(HONEST, workspace)
+    build(HONEST, "client", workspace)
     for module in ("nvflare_plugins.site.setup", "nvflare_plugins.cli.sites.site_setup", f"{EXECUTOR}.execute"):
         for config in nested(rewriting(module)):
             # An attribute of a listed class passes FLARE's rule, but it is in no module that could be loaded.
             with pytest.raises(Exception, match="Can't load class" if "Executor" in module else "not in allow_list"):
-                build(config, workspace)
+                build(config, "client", workspace)
             assert policy.read_bytes() == before
 
 
@@ -217,6 +195,6 @@ def test_the_attack_is_one(workspace: Path) -> None:
     resources.write_text(json.dumps(document))
     call = rewriting("nvflare_plugins.site.setup")
     with suppress(Exception):  # what it builds is no component, but it has been built
-        build({**HONEST, "components": [{"id": "x", **call}]}, workspace)
+        build({**HONEST, "components": [{"id": "x", **call}]}, "client", workspace)
     policy = json.loads((workspace / "local" / "veilboost.json").read_text())
     assert policy["allowed_profiles"] == ["plain"] and policy["consents"]["exact_cuts"]

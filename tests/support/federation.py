@@ -45,12 +45,13 @@ RunSite = Callable[..., JobResult]
 """(job, context, transport, timeout_s, progress) -> outcome."""
 
 
-def dies_at(kind: Kind, nth: int = 1) -> Tamper:
-    """Return a hook at which the site's process ends: at the nth frame of a kind, sent or answered."""
+def dies_at(kind: Kind, nth: int = 1, in_round: int | None = None) -> Tamper:
+    """Return a hook at which the site's process ends: at the nth frame of a kind (in a round), sent or answered."""
     seen: list[int] = []
 
     def tamper(frame: bytes) -> bytes:
-        if unpack(frame).kind is kind:
+        unpacked = unpack(frame)
+        if unpacked.kind is kind and in_round in (None, unpacked.moment.round):
             seen.append(1)
             if len(seen) >= nth:
                 raise SiteDied

@@ -59,3 +59,10 @@ def dies_after(site: str, n_rounds: int):
         return progress
 
     return on_progress
+
+
+def lose(federation: Federation, training: HorizontalJob, number: int = 1, **how) -> None:
+    """Run an attempt of a job in which a site's process ends."""
+    outcomes = federation.run(training, "job", number=number, **how)
+    if not any(isinstance(one, SiteDied) for one in outcomes.values()):
+        raise AssertionError(outcomes)

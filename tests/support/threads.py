@@ -6,7 +6,23 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-T = TypeVar("T")
+T, R = TypeVar("T"), TypeVar("R")
+
+
+def answers_in_threads(
+    work: Callable[[T], R], each: Iterable[T], of: tuple[type[Exception], ...], timeout_s: float
+) -> dict[T, R | Exception]:
+    """Call ``work`` as ``in_threads`` does; return for each what it returned or raised. Args: of: what it may raise."""
+    found: dict[T, R | Exception] = {}
+
+    def run(one: T) -> None:
+        try:
+            found[one] = work(one)
+        except of as error:
+            found[one] = error
+
+    in_threads(run, each, timeout_s)
+    return found
 
 
 def in_threads(work: Callable[[T], object], each: Iterable[T], timeout_s: float | None = None) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from he_processors.errors import ConfigurationError, VeilBoostError
+from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.job_context import JobResult, Silent, SiteContext
 from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
 from nvflare_plugins.data.identity import load_ids
@@ -24,9 +24,8 @@ from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.memory.alignments import AlignmentRegistry
 from nvflare_plugins.wire.aggregation import Aggregator
 from tests.support.alignment import TIMEOUT_S, party_names, policy_of
-from tests.support.federation import DirectTransport
+from tests.support.federation import DirectTransport, run_in_threads
 from tests.support.refusals import refused_for
-from tests.support.threads import in_threads
 
 NAMES = party_names(2)
 JOB = AlignmentJob(["people"])
@@ -47,19 +46,12 @@ def places(folder: Path, ids: list[list[object]], **policy: Any) -> list[SiteCon
 
 
 def run(parties: list[SiteContext], job: AlignmentJob = JOB) -> list[JobResult | Exception]:
-    aggregator = Aggregator(NAMES, parties[0].attempt, TIMEOUT_S)
-    outcomes: dict[str, JobResult | Exception] = {}
+    contexts = dict(zip(NAMES, parties, strict=True))
 
-    def take_part(context: SiteContext) -> None:
-        try:
-            outcomes[context.site] = align_site(
-                job, context, DirectTransport(aggregator, context.site), TIMEOUT_S, Silent()
-            )
-        except VeilBoostError as error:
-            outcomes[context.site] = error
-            aggregator.abort(f"{context.site}: {error}")
+    def take_part(site: str, transport: DirectTransport) -> JobResult:
+        return align_site(job, contexts[site], transport, TIMEOUT_S, Silent())
 
-    in_threads(take_part, parties)
+    outcomes = run_in_threads(Aggregator(NAMES, parties[0].attempt, TIMEOUT_S), NAMES, take_part)
     return [outcomes[name] for name in NAMES]
 
 

@@ -36,7 +36,7 @@ from nvflare_plugins.flare.transport import CHANNEL, STOPPING, TOPIC_BEAT, SiteT
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.envelope import Kind
 from tests.support.flare_network import FakeCell, Network
-from tests.support.threads import in_threads
+from tests.support.threads import answers_in_threads
 
 SITES = ("site-1", "site-2", "site-3")
 GOOD = SiteReport(COMPLETED, model_hmac="ab" * 32, summary={"n_rounds": 2}, evidence=b"log\n")
@@ -73,16 +73,10 @@ class Federation:
         }
 
     def gather(self, *sites: str) -> dict[str, object]:
-        results: dict[str, object] = {}
+        def gather(site: str) -> list[bytes]:
+            return self.channels[site].gather(Kind.CLOSING, site.encode())
 
-        def run(site: str) -> None:
-            try:
-                results[site] = self.channels[site].gather(Kind.CLOSING, site.encode())
-            except (JobAborted, ProtocolError) as error:
-                results[site] = error
-
-        in_threads(run, sites, 90)
-        return results
+        return answers_in_threads(gather, sites, (JobAborted, ProtocolError), 90)
 
     def all_beat(self, sites: tuple[str, ...] = SITES) -> None:
         for site in sites:

@@ -30,7 +30,7 @@ from nvflare_plugins.flare.transport import (
 )
 from nvflare_plugins.wire.envelope import MAX_FRAME_BYTES
 from tests.support.flare_network import FakeCell, Network
-from tests.support.threads import in_threads
+from tests.support.threads import answers_in_threads
 
 SERVER = "server.job"
 ATTEMPT = "00" * 16
@@ -72,16 +72,10 @@ class Federation:
         self.sites = {s: SiteTransport(c, SERVER, ATTEMPT, query_interval_s) for s, c in self.cells.items()}
 
     def exchange(self, frames: dict[str, bytes], timeout_s: float = 60.0) -> dict[str, bytes | Exception]:
-        results: dict[str, bytes | Exception] = {}
+        def exchange(site: str) -> bytes:
+            return self.sites[site].exchange(frames[site], timeout_s)
 
-        def run(site: str) -> None:
-            try:
-                results[site] = self.sites[site].exchange(frames[site], timeout_s)
-            except (JobAborted, ProtocolError) as error:
-                results[site] = error
-
-        in_threads(run, frames, 90)
-        return results
+        return answers_in_threads(exchange, frames, (JobAborted, ProtocolError), 90)
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.kinds.vertical.conversation import ConversationStep, Flag, Fragment
 from nvflare_plugins.wire.envelope import Kind, pack_list, unpack, unpack_list
 from tests.support.conversations import PATIENCE_S, Site, answering, ask_once, asking, converse, shout
-from tests.support.federation import SiteDied
+from tests.support.federation import dies_at
 
 
 def ask_both(site: Site) -> None:
@@ -21,23 +21,12 @@ def ask_both(site: Site) -> None:
                 talk.ask(rank, b"x").result(PATIENCE_S)
 
 
-def dies_after(n: int):
-    sent = []
-
-    def tamper(frame: bytes) -> bytes:
-        if unpack(frame).kind is Kind.CONVERSATION:
-            sent.append(frame)
-            if len(sent) > n:
-                raise SiteDied
-        return frame
-
-    return tamper
-
-
 @pytest.mark.parametrize("victim", ["site-1", "site-2"])
 @pytest.mark.parametrize("n", [0, 1, 5])
 def test_a_dead_site_is_named(victim, n):
-    results = converse([ask_both, answering(shout), answering(shout)], tamper={victim: dies_after(n)})
+    results = converse(
+        [ask_both, answering(shout), answering(shout)], tamper={victim: dies_at(Kind.CONVERSATION, n + 1)}
+    )
     others = [r for rank, r in enumerate(results) if f"site-{rank + 1}" != victim]
     assert all(isinstance(r, JobAborted) and f"no message from {victim}" in str(r) for r in others)
 
