@@ -5,7 +5,6 @@ A dossier is one signed archive. A release is judged by the site's rules, on its
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -291,7 +290,7 @@ def _write_rules(options: Options) -> int:
     check_output("--write-rules", target, ".json")
     if target.exists():
         raise ConfigurationError(f"{target} is there already: name a new file")
-    write_atomically(target, json.dumps(dataclasses.asdict(ReleaseRules()), indent=2).encode() + b"\n")
+    write_atomically(target, json.dumps(asdict(ReleaseRules()), indent=2).encode() + b"\n")
     options.tell(rules=target)
     print(f"wrote {target}: the default rules, which `veilboost release --rules` and policy key release_rules take")
     return 0

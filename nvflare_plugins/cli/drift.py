@@ -20,7 +20,7 @@ from nvflare_plugins.pages.run_record import RunRecord
 from nvflare_plugins.scoring.columns import POLICY
 from nvflare_plugins.scoring.drift import Batch, Drift, features_of, scores_of
 from nvflare_plugins.scoring.model import FinishedModel
-from nvflare_plugins.scoring.rows import RowsInPasses, names_in, read_rows
+from nvflare_plugins.scoring.rows import RowReader, names_in
 from nvflare_plugins.scoring.versions import ModelVersions
 from nvflare_plugins.site.policy import SitePolicy
 
@@ -139,9 +139,8 @@ def _rows(options: Options, spec: DataSet, path: Path | None, model: FinishedMod
         spec = as_data_set(options, path, spec, shown)
     known = {feature.name for feature in model.features}
     others = _others(spec, known, ignored)
-    if spec.in_passes:
-        return RowsInPasses(spec, model.features, others, POLICY)
-    return read_rows(spec, model.features, None, others, unknown_is_missing=True, remedies=POLICY)
+    rows = RowReader(spec, model.features, ignored=others, unknown_is_missing=True, remedies=POLICY)
+    return rows if spec.in_passes else rows.read()
 
 
 def _others(spec: DataSet, known: set[str], ignored: list[str]) -> list[str]:

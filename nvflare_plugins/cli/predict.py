@@ -29,7 +29,7 @@ from nvflare_plugins.kinds.vertical_inference.score_socket import SOCKET, reacha
 from nvflare_plugins.pages.run_record import RunRecord
 from nvflare_plugins.scoring.model import FinishedModel, ScoringError, Strengths, shap_columns
 from nvflare_plugins.scoring.noise import NoiseOfScores
-from nvflare_plugins.scoring.rows import Rows, read_blocks
+from nvflare_plugins.scoring.rows import RowReader, Rows
 from nvflare_plugins.scoring.versions import ModelVersions
 from nvflare_plugins.site.policy import SitePolicy
 
@@ -51,7 +51,7 @@ def run(options: Options) -> int:
     if options.explain and noise is None:
         model.check_explainable()
     asked, strengths = (_data_set(options), model.features, options.id, options.ignore), Strengths(model)
-    blocks = read_blocks(*asked, unknown_is_missing=options.unknown_is_missing)
+    blocks = RowReader(*asked, unknown_is_missing=options.unknown_is_missing).blocks()
     shown, image = printable(str(options.out), _LONGEST_PATH), options.out.with_suffix(".svg")
     try:
         n_rows, changed = write_result_blocks(

@@ -26,8 +26,7 @@ from nvflare_plugins.scoring.comparison import compare_run
 from nvflare_plugins.scoring.versions import ModelVersions, called_by_job
 from nvflare_plugins.site.flare_boundary import Role
 from nvflare_plugins.site.memory.forgetting import replaced_jobs
-from nvflare_plugins.site.policy import SitePolicy, own_workspace, trail
-from nvflare_plugins.site.policy_values import POLICY_FILE
+from nvflare_plugins.site.policy import SitePolicy, own_workspace, trail, workspace_of
 from nvflare_plugins.site.runtimes import site_name
 from nvflare_plugins.site.setup import workspaces
 
@@ -133,11 +132,9 @@ def compare_runs(options: Options) -> int:
 
 
 def _policy(options: Options, record: RunRecord) -> SitePolicy:
-    workspace = options.workspace
+    workspace = options.workspace or workspace_of(options.run_folder)
     if workspace is None:
-        workspace = options.run_folder.resolve().parent.parent
-        if not (workspace / POLICY_FILE).is_file():
-            raise ConfigurationError("the run does not lie in the site's workspace: name that with --workspace DIR")
+        raise ConfigurationError("the run does not lie in the site's workspace: name that with --workspace DIR")
     return SitePolicy.load(own_workspace(workspace, record.site), record.site)
 
 

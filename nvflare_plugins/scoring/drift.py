@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from nvflare_plugins.base.formatting import bounds
 from nvflare_plugins.scoring.model import Feature, FinishedModel
-from nvflare_plugins.scoring.rows import Rows, RowsInPasses
+from nvflare_plugins.scoring.rows import RowReader, Rows
 from nvflare_plugins.xgb.cuts import LARGEST_VALUE
 
 _MOST_CUTS = 19
@@ -57,7 +57,7 @@ class Drift:
     now: tuple[float, ...] = ()
 
 
-Batch = Rows | RowsInPasses
+Batch = Rows | RowReader
 
 
 def features_of(model: FinishedModel, before: Batch, now: Batch, dates: Collection[str] = ()) -> list[Drift]:

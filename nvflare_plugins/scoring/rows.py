@@ -59,85 +59,96 @@ class Rows:
         yield self
 
 
-class RowsInPasses:
-    """The rows of a data set that is read in passes: read again whenever they are asked for; see ``Rows``.
+class RowReader:
+    """The rows of a data set for a model, read from its file whenever they are asked for.
 
-    Categories outside their list count as missing, and are counted.
-
-    Raises:
-        ScoringError: whatever reads, as ``read_rows``.
-    """
-
-    def __init__(
-        self, spec: DataSet, features: Sequence[Feature], ignored: Sequence[str], remedies: Remedies = COMMAND
-    ) -> None:
-        self._spec, self._remedies = spec, remedies
-        with _for_who_has_the_file(spec, remedies):
-            self._columns = _Columns.of(spec, features, None, ignored, unknown_is_missing=True, remedies=remedies)
-        self.n_rows = self._columns.file.n_rows
-
-    def columns(self) -> Iterator[Rows]:
-        """Yield all rows with one feature after the other."""
-        features = self._columns.features
-        step = max(1, len(features) // _COLUMN_PASSES)
-        for first in range(0, len(features), step):
-            with _for_who_has_the_file(self._spec, self._remedies):
-                yield from self._columns.read(features[first : first + step]).columns()
-
-    def blocks(self) -> Iterator[Rows]:
-        """Yield rows with all features, some at a time."""
-        with _for_who_has_the_file(self._spec, self._remedies):
-            yield from self._columns.blocks()
-
-
-def read_rows(
-    spec: DataSet,
-    features: Sequence[Feature],
-    id_column: str | None = None,
-    ignored: Sequence[str] = (),
-    *,
-    unknown_is_missing: bool = False,
-    remedies: Remedies = COMMAND,
-) -> Rows:
-    """Read rows for a model.
+    What is refused is counted in the rows that are looked at.
 
     Args:
         spec: where the file lies and how it is read; its name stands in messages. There may be no rows in it.
         id_column: kept as it stands; never a feature.
         ignored: columns that are no features.
-        unknown_is_missing: categories outside their list count as missing instead of being refused.
+        unknown_is_missing: categories outside their list count as missing, and are counted, instead of being refused.
         remedies: what helps, as the command says it that reads the rows.
 
+    Attributes:
+        n_rows: of a Parquet data set.
+
     Raises:
-        ScoringError: the file cannot be read, or its columns or values are not the model's.
+        ScoringError: the file cannot be read, or its columns or values are not the model's; whatever reads, too.
     """
-    with _for_who_has_the_file(spec, remedies):
-        return _Columns.of(
-            spec, features, id_column, ignored, unknown_is_missing=unknown_is_missing, remedies=remedies
-        ).read()
 
+    def __init__(
+        self,
+        spec: DataSet,
+        features: Sequence[Feature],
+        id_column: str | None = None,
+        ignored: Sequence[str] = (),
+        *,
+        unknown_is_missing: bool = False,
+        remedies: Remedies = COMMAND,
+    ) -> None:
+        self._features, self._id_column = features, id_column
+        self._unknown_is_missing, self._remedies = unknown_is_missing, remedies
+        with _for_who_has_the_file(spec, remedies):
+            self._spec = _of_columns_there(spec)
+            self._file = TabularFile(self._spec)
+            present = _without_others(spec.name, self._file.column_names, id_column, ignored, features)
+            ids = self._spec.no_features - {feature.name for feature in features}
+            check_names(spec.name, features, [name for name in present if name not in ids], remedies)
+        self.n_rows = self._file.n_rows
 
-def read_blocks(
-    spec: DataSet,
-    features: Sequence[Feature],
-    id_column: str | None = None,
-    ignored: Sequence[str] = (),
-    *,
-    unknown_is_missing: bool = False,
-    remedies: Remedies = COMMAND,
-) -> Iterator[Rows]:
-    """Read rows for a model, some at a time if the data set is one that is read in passes; else all at once.
+    def read(self) -> Rows:
+        """Return all rows at once."""
+        with _for_who_has_the_file(self._spec, self._remedies):
+            return self._read(self._features)
 
-    What is refused is counted in the rows that are looked at. Args, raises: as ``read_rows``.
-    """
-    with _for_who_has_the_file(spec, remedies):
-        yield from _Columns.of(
-            spec, features, id_column, ignored, unknown_is_missing=unknown_is_missing, remedies=remedies
-        ).blocks()
+    def columns(self) -> Iterator[Rows]:
+        """Yield all rows with one feature after the other."""
+        step = max(1, len(self._features) // _COLUMN_PASSES)
+        for first in range(0, len(self._features), step):
+            with _for_who_has_the_file(self._spec, self._remedies):
+                yield from self._read(self._features[first : first + step]).columns()
+
+    def blocks(self) -> Iterator[Rows]:
+        """Yield rows some at a time, if the data set is one that is read in passes; else all at once."""
+        with _for_who_has_the_file(self._spec, self._remedies):
+            if not self._spec.in_passes or not self.n_rows:
+                yield self._read(self._features)
+                return
+            most_rows = max(1, BLOCK_VALUES // max(1, len(self._features)))
+            for columns in self._file.batches(*self._by_kind(self._features), most_rows):
+                yield self._rows(columns, self._features)
+
+    def _read(self, features: Sequence[Feature]) -> Rows:
+        return self._rows(self._file.read(*self._by_kind(features), may_be_empty=True), features)
+
+    def _by_kind(self, features: Sequence[Feature]) -> tuple[list[str], list[str]]:
+        """Return what is read as numbers, and what as text."""
+        text = [feature.name for feature in features if feature.categories is not None]
+        ids = [] if self._id_column is None else [self._id_column]
+        return [feature.name for feature in features if feature.categories is None], [*text, *ids]
+
+    def _rows(self, read: Mapping[str, pa.ChunkedArray], features: Sequence[Feature]) -> Rows:
+        """Return what was read as the model takes it. Raises: ScoringError: values are not the model's."""
+        spec, columns = self._spec, dict(read)
+        for name in set(self._by_kind(features)[0]) & {*spec.dates, *spec.read_otherwise} & set(columns):
+            columns[name] = pa.chunked_array([self._file.numbers(name, columns[name])])
+        values = matrix_of(
+            spec.name,
+            features,
+            columns,
+            spec.missing,
+            unknown_is_missing=self._unknown_is_missing,
+            remedies=self._remedies,
+            number_format=NumberFormat(spec.decimal, spec.thousands),
+        )
+        ids = None if self._id_column is None else _ids(columns[self._id_column])
+        return Rows(values, ids, _unknown(features, columns, spec.missing) if self._unknown_is_missing else {})
 
 
 def names_in(spec: DataSet, remedies: Remedies = COMMAND) -> list[str]:
-    """Return the columns of a file under the names that the data set gives them. Raises: as ``read_rows``."""
+    """Return the columns of a file under the names that the data set gives them. Raises: as ``RowReader``."""
     with _for_who_has_the_file(spec, remedies):
         return TabularFile(_of_columns_there(spec)).column_names
 
@@ -154,74 +165,6 @@ def _for_who_has_the_file(spec: DataSet, remedies: Remedies) -> Iterator[None]:
         # A key of the policy does not help who has only a file.
         reason = re.sub(r"\.?\s*Policy keys?: .*", "", reason, flags=re.DOTALL).removeprefix(f"data set {spec.name!r} ")
         raise ScoringError(f"{spec.name} {reason.rstrip('.')}. {remedies.reading}") from None
-
-
-@dataclass(frozen=True, slots=True)
-class _Columns:
-    """The columns of a file that a model needs. Attributes: as ``read_rows``."""
-
-    spec: DataSet
-    file: TabularFile
-    features: Sequence[Feature]
-    id_column: str | None
-    unknown_is_missing: bool
-    remedies: Remedies
-
-    @classmethod
-    def of(
-        cls,
-        spec: DataSet,
-        features: Sequence[Feature],
-        id_column: str | None,
-        ignored: Sequence[str],
-        *,
-        unknown_is_missing: bool,
-        remedies: Remedies,
-    ) -> _Columns:
-        """Find them. Raises: ScoringError: the file's columns are not the model's."""
-        spec = _of_columns_there(spec)
-        file = TabularFile(spec)
-        present = _without_others(spec.name, file.column_names, id_column, ignored, features)
-        ids = spec.no_features - {feature.name for feature in features}
-        check_names(spec.name, features, [name for name in present if name not in ids], remedies)
-        return cls(spec, file, features, id_column, unknown_is_missing, remedies)
-
-    def read(self, features: Sequence[Feature] | None = None) -> Rows:
-        """Read all rows, with all features or some of them."""
-        asked = self.features if features is None else features
-        return self._rows(self.file.read(*self._by_kind(asked), may_be_empty=True), asked)
-
-    def blocks(self) -> Iterator[Rows]:
-        """Read rows some at a time, if the data set is one that is read in passes; else all at once."""
-        if not self.spec.in_passes or not self.file.n_rows:
-            yield self.read()
-            return
-        most_rows = max(1, BLOCK_VALUES // max(1, len(self.features)))
-        for columns in self.file.batches(*self._by_kind(self.features), most_rows):
-            yield self._rows(columns, self.features)
-
-    def _by_kind(self, features: Sequence[Feature]) -> tuple[list[str], list[str]]:
-        """Return what is read as numbers, and what as text."""
-        text = [feature.name for feature in features if feature.categories is not None]
-        ids = [] if self.id_column is None else [self.id_column]
-        return [feature.name for feature in features if feature.categories is None], [*text, *ids]
-
-    def _rows(self, read: Mapping[str, pa.ChunkedArray], features: Sequence[Feature]) -> Rows:
-        """Return what was read as the model takes it. Raises: ScoringError: values are not the model's."""
-        spec, columns = self.spec, dict(read)
-        for name in set(self._by_kind(features)[0]) & {*spec.dates, *spec.read_otherwise} & set(columns):
-            columns[name] = pa.chunked_array([self.file.numbers(name, columns[name])])
-        values = matrix_of(
-            spec.name,
-            features,
-            columns,
-            spec.missing,
-            unknown_is_missing=self.unknown_is_missing,
-            remedies=self.remedies,
-            number_format=NumberFormat(spec.decimal, spec.thousands),
-        )
-        ids = None if self.id_column is None else _ids(columns[self.id_column])
-        return Rows(values, ids, _unknown(features, columns, spec.missing) if self.unknown_is_missing else {})
 
 
 def _ids(column: pa.ChunkedArray) -> pd.Series:

@@ -219,10 +219,9 @@ def warnings_of(folder: Path) -> list[str]:
     for path, role in workspaces(folder):
         found += [f"WARNING {path}: {text}" for text in leftover_gaps(path, role)]
         if role is not Role.SERVER and (path / POLICY_FILE).is_file():
-            site = "site" if role is Role.SIMULATOR else site_name(path)
-            found += [f"WARNING {site}: {text}" for text in budget_gaps(SitePolicy.load(path, site))]
-        if role is Role.SITE and (path / POLICY_FILE).is_file():
-            found += [f"WARNING {site_name(path)}: {text}" for text in _inside(path)]
+            policy = policy_of(path, role)
+            gaps = [*budget_gaps(policy), *(_inside(path, policy) if role is Role.SITE else ())]
+            found += [f"WARNING {policy.site}: {text}" for text in gaps]
         found += [
             f"NOTE {kit}: a kit of its own, written by `nvflare deploy prepare`; set it up too if you start it"
             for kit in sorted(path.glob("prepared/*/"))
@@ -266,9 +265,8 @@ def budget_gaps(policy: SitePolicy) -> Iterator[str]:
         )
 
 
-def _inside(workspace: Path) -> Iterator[str]:
+def _inside(workspace: Path, policy: SitePolicy) -> Iterator[str]:
     """Yield what lies in FLARE's workspace, through a link or not: FLARE's server can delete or reach folders there."""
-    policy = SitePolicy.load(workspace, site_name(workspace))
     for name, data_set in policy.data_sets.items():
         if _lies_in(data_set.path, workspace):
             yield (

@@ -119,15 +119,6 @@ class CutPlan:
     to_search: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Version:
-    """A data set as a run reads it. Shapes: rows, named (None: not all rows have ids): uint64[n_rows], sorted."""
-
-    record: DataRecord
-    rows: NDArray[np.uint64]
-    named: NDArray[np.uint64] | None
-
-
 @dataclass(frozen=True, slots=True, repr=False)
 class Wanted:
     """What a run wants to look at.
@@ -217,27 +208,27 @@ class Registry:
             ConfigurationError: there is no such interrupted job or checkpoint, or the site's memory is damaged.
         """
         table, spec = wanted.table, wanted.data_set
-        version = _Version(*identify(table, spec, self._key, wanted.ids), named_rows(table, spec, self._key))
-        record = version.record
+        (record, rows), named = identify(table, spec, self._key, wanted.ids), named_rows(table, spec, self._key)
         with self._memory.transaction() as db:
-            data = add_data(db, record, version.rows)
-            if version.named is not None:
+            version = _Version(db, record, rows, named)
+            data = add_data(db, record, rows)
+            if named is not None:
                 known = load_counts(db, NAMED_ROWS, str(data))["keys"]  # under which it had other ids
-                save_counts(db, NAMED_ROWS, str(data), {"keys": np.union1d(known, version.named).astype("<u8")})
+                save_counts(db, NAMED_ROWS, str(data), {"keys": np.union1d(known, named).astype("<u8")})
             terms = Terms(data, record.fingerprint, tuple(sorted(sites)), _digest(parameters), wanted.draw)
             own = tuple(reservation.run for reservation in beside)
             again = _reserved(db, job_id, terms, own) if resume is None and wanted.forgets is None else None
             if resume is None:
                 own += () if again is None else (again,)
-                self._check_new(db, version, wanted.continues)
-                found = self._judge(db, terms, version, own, may_grow=wanted.may_grow, forgets=wanted.forgets)
+                self._check_new(version, wanted.continues)
+                found = self._judge(terms, version, own, may_grow=wanted.may_grow, forgets=wanted.forgets)
             else:
                 found = _Judged(*self._check_resume(db, terms, record, resume))
                 if resume.lost:
                     own = tuple(
                         number for (number,) in db.execute("SELECT id FROM runs WHERE job_id = ?", (resume.job_id,))
                     )
-                    self._judge(db, terms, version, own, may_grow=False)
+                    self._judge(terms, version, own, may_grow=False)
             now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
             run = again or add_run(db, job_id, terms, now, 0 if resume is None else resume.trees)
             if resume is None and again is None and (wanted.may_grow or wanted.is_settled):
@@ -245,7 +236,7 @@ class Registry:
             n_settled = None
             if wanted.forgets is not None:
                 queue = Queue.read(db, spec.name)
-                gone = _gone(db, version, wanted.forgets, queue) if found.split is None else found.split.gone
+                gone = version.gone(wanted.forgets, queue) if found.split is None else found.split.gone
                 queue.take(job_id, run, wanted.forgets, gone)
                 queue.write(db)
                 n_settled = queue.settled_beside(run)
@@ -259,16 +250,16 @@ class Registry:
         Args:
             replaces: the job whose model is to be trained again.
         """
-        version = _Version(*identify(table, spec, self._key), None)
-        tags = row_tags(table, self._key)
+        (record, rows), tags = identify(table, spec, self._key), row_tags(table, self._key)
         with self._memory.reading() as db:
+            version = _Version(db, record, rows, None)
             by_any, by_all = np.zeros(table.n_rows, dtype=np.bool_), np.ones(table.n_rows, dtype=np.bool_)
             for data in _released(db):
-                had = _had(db, version, data, tags)
+                had = version.had(data, tags)
                 if had is not None:
                     by_any, by_all = by_any | had, by_all & had
             base = None if replaces is None else _base(db, replaces, spec.name)
-            by_base = None if base is None else _had(db, version, base, tags)
+            by_base = None if base is None else version.had(base, tags)
         return Used(by_any, by_all, by_base)
 
     def trained_on(self, table: Table, spec: DataSet, job_id: str, name: str) -> bool | None:
@@ -448,22 +439,15 @@ class Registry:
         return "\n".join(lines)
 
     def _judge(
-        self,
-        db: sqlite3.Connection,
-        fresh: Terms,
-        version: _Version,
-        own: tuple[int, ...],
-        *,
-        may_grow: bool,
-        forgets: ToForget | None = None,
+        self, fresh: Terms, version: _Version, own: tuple[int, ...], *, may_grow: bool, forgets: ToForget | None = None
     ) -> _Judged:
         verdict, message = Verdict.NEW, "no earlier run of this site concerns these rows."
         concerned: list[Terms] = []
         changed: list[tuple[Terms, str]] = []
         relations: dict[int, Relation] = {}
-        for terms, job_id in earlier_terms(db, fresh.parameters, own):
+        for terms, job_id in earlier_terms(version.db, fresh.parameters, own):
             if terms.data not in relations:
-                relations[terms.data] = _relation(db, version, terms.data)
+                relations[terms.data] = version.relation(terms.data)
             relation = relations[terms.data]
             if relation is Relation.UNRELATED:
                 continue
@@ -480,8 +464,8 @@ class Registry:
         if verdict is Verdict.CONSENTED or not concerned:
             return _Judged(verdict, message)
         if forgets is not None and may_grow:
-            return self._judge_forgetting(db, fresh, version, concerned, forgets, _Judged(verdict, message))
-        return self._judge_growth(db, fresh, version, concerned, changed[0]) if changed else _Judged(verdict, message)
+            return self._judge_forgetting(fresh, version, concerned, forgets, _Judged(verdict, message))
+        return self._judge_growth(fresh, version, concerned, *changed[0]) if changed else _Judged(verdict, message)
 
     def _allow_difference(
         self, earlier: Terms, job_id: str, relation: Relation, fresh: Terms, forgets: ToForget | None
@@ -497,38 +481,33 @@ class Registry:
             self._refuse_difference(earlier, job_id, relation, fresh)
 
     def _judge_growth(
-        self,
-        db: sqlite3.Connection,
-        fresh: Terms,
-        version: _Version,
-        concerned: Sequence[Terms],
-        changed: tuple[Terms, str],
+        self, fresh: Terms, version: _Version, concerned: Sequence[Terms], terms: Terms, job_id: str
     ) -> _Judged:
-        """Tell added rows from changed ones; these are refused as ever."""
-        terms, job_id = changed
-        n_added = added_since(db, version.record, version.rows, concerned)
+        """Tell added rows from changed ones; these are refused as ever. Args: terms, job_id: of those that changed."""
+        n_added = version.added_since(concerned)
         if n_added is None:
             self._refuse_difference(terms, job_id, Relation.CHANGED, fresh)
             text = f"differs from job {job_id} by its sites or rows; this site's policy consents."
             return _Judged(Verdict.CONSENTED, text)
         text = f"holds the rows of job {job_id} and others, which were counted together with those of the other sites."
-        return _Judged(Verdict.GROWN, text, n_added, self._too_few_added(job_id))
+        refusal = self._refusal(
+            "consents.recompute_with_changes",
+            f"trained on an earlier version of these rows in job {job_id}, and the rows that the sites have added "
+            "since are too few, or of too few sites: the difference of both runs would show them",
+            f"wait until at least {ADDED_SITES} sites have added {ADDED_ROWS} rows together, or train on the unchanged "
+            "rows",
+        )
+        return _Judged(Verdict.GROWN, text, n_added, refusal)
 
     def _judge_forgetting(
-        self,
-        db: sqlite3.Connection,
-        fresh: Terms,
-        version: _Version,
-        concerned: Sequence[Terms],
-        forgets: ToForget,
-        same: _Judged,
+        self, fresh: Terms, version: _Version, concerned: Sequence[Terms], forgets: ToForget, same: _Judged
     ) -> _Judged:
         """Count the rows that a run leaves out, and those that stay; it may leave out nothing else.
 
         Args:
             same: what is said where none of this site's rows is left out.
         """
-        job_id, split = forgets.replaces, parted(db, version.record, version.rows, concerned, forgets)
+        job_id, split = forgets.replaces, version.parted(concerned, forgets)
         if split is None:
             self._refuse_difference(fresh, job_id, Relation.CHANGED, fresh)
             text = f"differs from job {job_id} by more than rows to forget; this site's policy consents."
@@ -545,24 +524,15 @@ class Registry:
         )
         return _Judged(Verdict.SHRUNK, text, split.gone.size, refusal, split)
 
-    def _too_few_added(self, job_id: str) -> DataRefusal:
-        return self._refusal(
-            "consents.recompute_with_changes",
-            f"trained on an earlier version of these rows in job {job_id}, and the rows that the sites have added "
-            "since are too few, or of too few sites: the difference of both runs would show them",
-            f"wait until at least {ADDED_SITES} sites have added {ADDED_ROWS} rows together, or train on the unchanged "
-            "rows",
-        )
-
-    def _check_new(self, db: sqlite3.Connection, version: _Version, continues: Sequence[str]) -> None:
+    def _check_new(self, version: _Version, continues: Sequence[str]) -> None:
         """Refuse rows that belong to the jobs whose model is continued. Raises: DataRefusal."""
         for job_id in continues:
             trained_on = (
                 "SELECT data FROM runs JOIN terms ON terms.id = terms WHERE job_id = ? ORDER BY runs.id LIMIT 1"
             )
-            (data,) = db.execute(trained_on, (job_id,)).fetchone() or (None,)  # the one that it named first
-            if data is not None and _relation(db, version, data) is not Relation.UNRELATED:
-                name, n_alike = version.record.name, _overlap(db, version, data)
+            (data,) = version.db.execute(trained_on, (job_id,)).fetchone() or (None,)  # the one that it named first
+            if data is not None and version.relation(data) is not Relation.UNRELATED:
+                name, n_alike = version.record.name, version.overlap(data)
                 raise DataRefusal(
                     f"{self._site} trained on rows of data set {name!r} in job {job_id}, whose model this job "
                     f"continues (continue_from), which is for new rows only; alike in all columns: {n_alike} of "
@@ -639,16 +609,9 @@ class Registry:
         )
 
 
-def _relation(db: sqlite3.Connection, version: _Version, earlier: int) -> Relation:
-    """Return how a version of a data set relates to an earlier one."""
-    record, other = version.record, data_of(db, earlier)
-    has_same_columns = set(record.columns) == set(other.columns) and record.fingerprint != other.fingerprint
-    return record.relation(other, _overlap(db, version, earlier) if has_same_columns else 0)
-
-
 def _released(db: sqlite3.Connection) -> list[int]:
     """Return the numbers of all versions over which a run has released something."""
-    unchecked = set(load_counts(db, UNCHECKED, _ALL)["runs"].tolist())
+    unchecked = _unchecked(db)
     rows = db.execute("SELECT data, runs.id FROM runs JOIN terms ON terms.id = terms").fetchall()
     return sorted({data for data, run in rows if run not in unchecked})
 
@@ -661,24 +624,6 @@ def _base(db: sqlite3.Connection, job_id: str, data_set: str) -> int | None:
     )
     found = db.execute(of_job, (job_id, data_set)).fetchone()
     return None if found is None else int(found[0])
-
-
-def _had(db: sqlite3.Connection, version: _Version, earlier: int, tags: NDArray[np.uint64]) -> NDArray[np.bool_] | None:
-    """Return which rows an earlier version has; None where it is about others. Shapes: tags, result: [n_rows]."""
-    relation = _relation(db, version, earlier)
-    if relation is Relation.UNRELATED:
-        return None
-    comparable = _with_columns_of(db, version.record, earlier)
-    if relation is Relation.SAME or comparable is None:  # of other columns that have changed nothing is known
-        return np.full(tags.size, relation is Relation.SAME)
-    return np.isin(tags, rows_of(db, comparable))
-
-
-def _overlap(db: sqlite3.Connection, version: _Version, earlier: int) -> int:
-    """Return how many rows two versions of the same columns share: by their ids too, where all have one."""
-    n_alike = overlap_of(version.rows, rows_of(db, earlier))
-    named = load_counts(db, NAMED_ROWS, str(earlier))["keys"]  # none where not every row had an id
-    return overlap_of(version.named, named) if n_alike and named.size and version.named is not None else n_alike
 
 
 def _of_same_rows(verdict: Verdict, message: str, terms: Terms, fresh: Terms, job_id: str) -> tuple[Verdict, str]:
@@ -924,58 +869,9 @@ def count_added(
     return int((counts - used).sum())
 
 
-def added_since(
-    db: sqlite3.Connection, record: DataRecord, rows: NDArray[np.uint64], earlier: Sequence[Terms]
-) -> int | None:
-    """Return how many rows of a version no earlier job has used; None where that cannot be told, or rows went.
-
-    Args:
-        record: the version that a job asks for, with ``rows``.
-        earlier: of all earlier runs that concern these rows, among the same sites.
-    """
-    unchecked = set(load_counts(db, UNCHECKED, _ALL)["runs"].tolist())
-    forgotten = Queue.read(db, record.name).rows_in(Standing.FORGOTTEN)  # in batches that were counted
-    all_of, released = [], []
-    for terms in earlier:
-        comparable = _with_columns_of(db, record, terms.data)
-        if comparable is None:
-            return None
-        version = without(rows_of(db, comparable), forgotten)
-        all_of.append(version)
-        if not runs_under(db, terms) <= unchecked:
-            released.append(version)
-    return count_added(rows, all_of, released)
-
-
-def parted(
-    db: sqlite3.Connection,
-    record: DataRecord,
-    rows: NDArray[np.uint64],
-    earlier: Sequence[Terms],
-    forgets: ToForget,
-) -> Split | None:
-    """Return how a run that forgets divides earlier rows; None where that cannot be told, or is more than one class.
-
-    Args:
-        record, rows, earlier: as of ``added_since``.
-    """
-    base, unchecked = _base(db, forgets.replaces, record.name), set(load_counts(db, UNCHECKED, _ALL)["runs"].tolist())
-    versions = [base, *(terms.data for terms in earlier if not runs_under(db, terms) <= unchecked)]
-    comparable = [None if one is None else _with_columns_of(db, record, one) for one in dict.fromkeys(versions)]
-    known = [rows_of(db, one) for one in comparable if one is not None]
-    if len(known) < len(comparable):
-        return None
-    queue = Queue.read(db, record.name)
-    return split_of(rows, known[0], known[1:], queue.rows_in(Standing.FORGOTTEN), queue.rows_in(Standing.LEAVING))
-
-
-def _gone(db: sqlite3.Connection, version: _Version, forgets: ToForget, queue: Queue) -> NDArray[np.uint64]:
-    """Return the rows that a run leaves out where they were not counted, because this site consents."""
-    base = _base(db, forgets.replaces, version.record.name)
-    comparable = None if base is None else _with_columns_of(db, version.record, base)
-    if comparable is None:
-        return np.empty(0, dtype="<u8")
-    return without(without(rows_of(db, comparable), version.rows), queue.rows_in(Standing.FORGOTTEN))
+def _unchecked(db: sqlite3.Connection) -> set[int]:
+    """Return the runs that have not passed the count of their rows."""
+    return set(load_counts(db, UNCHECKED, _ALL)["runs"].tolist())
 
 
 def note_unchecked(db: sqlite3.Connection, run: int) -> None:
@@ -991,14 +887,96 @@ def forget_unchecked(db: sqlite3.Connection, run: int) -> None:
         save_counts(db, UNCHECKED, _ALL, {"runs": found[found != run]})
 
 
-def _with_columns_of(db: sqlite3.Connection, record: DataRecord, data: int) -> int | None:
-    """Return the version itself, or one of the same rows, that has the columns of ``record``: rows are hashed whole."""
-    version, known = data_of(db, data), db.execute("SELECT id FROM data_versions ORDER BY id").fetchall()
-    for number in (data, *(int(found) for (found,) in known)):
-        other = data_of(db, number)
-        if set(other.columns) == set(record.columns) and other.relation(version, 0) is Relation.SAME:
-            return number
-    return None
+@dataclass(frozen=True, slots=True, eq=False)
+class _Version:
+    """A data set as a run reads it, beside earlier versions, which go by their numbers.
+
+    Shapes: rows, named (None: not all rows have ids): uint64[n_rows], sorted.
+    """
+
+    db: sqlite3.Connection
+    record: DataRecord
+    rows: NDArray[np.uint64]
+    named: NDArray[np.uint64] | None
+
+    def relation(self, earlier: int) -> Relation:
+        """Return how it relates to an earlier one."""
+        record, other = self.record, data_of(self.db, earlier)
+        has_same_columns = set(record.columns) == set(other.columns) and record.fingerprint != other.fingerprint
+        return record.relation(other, self.overlap(earlier) if has_same_columns else 0)
+
+    def overlap(self, earlier: int) -> int:
+        """Return how many rows both share, if of the same columns: by their ids too, where all have one."""
+        n_alike = overlap_of(self.rows, rows_of(self.db, earlier))
+        named = load_counts(self.db, NAMED_ROWS, str(earlier))["keys"]  # none where not every row had an id
+        return overlap_of(self.named, named) if n_alike and named.size and self.named is not None else n_alike
+
+    def had(self, earlier: int, tags: NDArray[np.uint64]) -> NDArray[np.bool_] | None:
+        """Return which rows an earlier one has; None where it is about others. Shapes: tags, result: [n_rows]."""
+        relation = self.relation(earlier)
+        if relation is Relation.UNRELATED:
+            return None
+        comparable = None if relation is Relation.SAME else self._rows_of(earlier)
+        if comparable is None:  # of other columns that have changed nothing is known
+            return np.full(tags.size, relation is Relation.SAME)
+        return np.isin(tags, comparable)
+
+    def added_since(self, earlier: Sequence[Terms]) -> int | None:
+        """Return how many rows no earlier job has used; None where that cannot be told, or rows went.
+
+        Args:
+            earlier: of all earlier runs that concern these rows, among the same sites.
+        """
+        unchecked = _unchecked(self.db)
+        forgotten = Queue.read(self.db, self.record.name).rows_in(Standing.FORGOTTEN)  # in batches that were counted
+        all_of, released = [], []
+        for terms in earlier:
+            comparable = self._rows_of(terms.data)
+            if comparable is None:
+                return None
+            version = without(comparable, forgotten)
+            all_of.append(version)
+            if not runs_under(self.db, terms) <= unchecked:
+                released.append(version)
+        return count_added(self.rows, all_of, released)
+
+    def parted(self, earlier: Sequence[Terms], forgets: ToForget) -> Split | None:
+        """Return how a run that forgets divides earlier rows; None where that cannot be told, or is not one class.
+
+        Args:
+            earlier: as of ``added_since``.
+        """
+        base, unchecked = _base(self.db, forgets.replaces, self.record.name), _unchecked(self.db)
+        versions = [base, *(terms.data for terms in earlier if not runs_under(self.db, terms) <= unchecked)]
+        known = []
+        for version in dict.fromkeys(versions):
+            comparable = None if version is None else self._rows_of(version)
+            if comparable is None:
+                return None
+            known.append(comparable)
+        queue = Queue.read(self.db, self.record.name)
+        forgotten, leaving = queue.rows_in(Standing.FORGOTTEN), queue.rows_in(Standing.LEAVING)
+        return split_of(self.rows, known[0], known[1:], forgotten, leaving)
+
+    def gone(self, forgets: ToForget, queue: Queue) -> NDArray[np.uint64]:
+        """Return the rows that a run leaves out where they were not counted, because this site consents."""
+        base = _base(self.db, forgets.replaces, self.record.name)
+        comparable = None if base is None else self._rows_of(base)
+        if comparable is None:
+            return np.empty(0, dtype="<u8")
+        return without(without(comparable, self.rows), queue.rows_in(Standing.FORGOTTEN))
+
+    def _rows_of(self, earlier: int) -> NDArray[np.uint64] | None:
+        """Return an earlier one's rows, hashed whole, so under these columns: of itself, or of one of the same rows."""
+        version, known = (
+            data_of(self.db, earlier),
+            self.db.execute("SELECT id FROM data_versions ORDER BY id").fetchall(),
+        )
+        for number in (earlier, *(int(found) for (found,) in known)):
+            other = data_of(self.db, number)
+            if set(other.columns) == set(self.record.columns) and other.relation(version, 0) is Relation.SAME:
+                return rows_of(self.db, number)
+        return None
 
 
 def _placed(

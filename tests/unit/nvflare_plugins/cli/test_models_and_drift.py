@@ -21,7 +21,7 @@ from nvflare_plugins.cli.main import main
 from nvflare_plugins.pages.run_record import DataFacts, RoundRow, RunRecord
 from nvflare_plugins.scoring.drift import features_of, scores_of
 from nvflare_plugins.scoring.model import Feature, FinishedModel
-from nvflare_plugins.scoring.rows import Rows
+from nvflare_plugins.scoring.rows import RowReader, Rows
 from nvflare_plugins.scoring.versions import NAMES_FILE, ModelVersions
 from nvflare_plugins.xgb.model_json import with_lists
 from tests.support.threads import in_threads
@@ -242,7 +242,7 @@ def test_folders_of_files_drift_as_one_file_does(site: Path, monkeypatch: pytest
                     frame.iloc[part].to_parquet(site / name / f"{number}.parquet", index=False)
             policy = {"data_sets": {"patients": {"path": str(site / "old")}}}
             (site / "local" / "veilboost.json").write_text(json.dumps(policy))
-            monkeypatch.setattr("nvflare_plugins.cli.drift.read_rows", None)  # holds them all
+            monkeypatch.setattr(RowReader, "read", None)  # holds them all
             assert main(["drift", "job-a", str(site / "new"), *options]) == 3
         found[mode] = json.loads((site / f"{mode}.json").read_text())
     assert found["file"] == found["folder"] and found["file"]["new_rows"] == 400

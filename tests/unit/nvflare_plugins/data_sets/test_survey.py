@@ -20,7 +20,7 @@ from nvflare_plugins.base.errors import DataRefusal
 from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.data.table import load_table, passes_of, plain_reading
 from nvflare_plugins.scoring.model import Feature
-from nvflare_plugins.scoring.rows import read_rows
+from nvflare_plugins.scoring.rows import RowReader
 from nvflare_plugins.survey.columns import IdShape, Use, rounded_bounds
 from nvflare_plugins.survey.survey import survey
 from tests.support.surveyed import ROWS, SECRET, as_drafted, finding, hospital, kinds, labels, lines, numbers, written
@@ -428,7 +428,9 @@ def test_answers_are_applied_wherever_a_table_is_read(tmp_path: Path) -> None:
             table = load_table(spec, label="y", repair=repair, takes_passes=True)
             np.testing.assert_array_equal(table.held_features()[:3], np.array(wanted, np.float32))
         features = [Feature(name) for name in found.draft.features]
-        np.testing.assert_array_equal(read_rows(spec, features, ignored=["y"]).values[:3], np.array(wanted, np.float32))
+        np.testing.assert_array_equal(
+            RowReader(spec, features, ignored=["y"]).read().values[:3], np.array(wanted, np.float32)
+        )
         if table.passes is not None:  # as a worker of a cluster reads them
             assert passes_of(plain_reading(table.passes, slice(0, 3))).loader.spec.columns == answers
         with pytest.raises(ConfigurationError, match=r"leave the list out\. Policy key: data_sets\.t\.columns"):
