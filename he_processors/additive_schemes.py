@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,12 +70,9 @@ class PublicKey(ABC):
         scheme. No encryption of 0 may have an order of more than ``key_bits`` bits: re-randomisation rests on it.
     """
 
+    scheme: ClassVar[Scheme] = Scheme.PLUGIN
+    """The code on the wire."""
     n: int
-
-    @property
-    def scheme(self) -> Scheme:
-        """Return the code on the wire."""
-        return Scheme.PLUGIN
 
     @property
     @abstractmethod

@@ -141,10 +141,7 @@ _MIN_DISTANCE_SLACK_BITS = 100
 class PaillierPublicKey(PublicKey):
     """The public key: n. Ciphertexts are units modulo n^2."""
 
-    @property
-    def scheme(self) -> Scheme:
-        """Return Paillier."""
-        return Scheme.PAILLIER
+    scheme = Scheme.PAILLIER
 
     @cached_property
     def modulus(self) -> int:

@@ -9,7 +9,7 @@ import os
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import BinaryIO, ClassVar, Self, TypeVar
+from typing import BinaryIO, ClassVar, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -392,11 +392,6 @@ class RingProcessor:
         key = seal.KeyGenerator(context).secret_key()
         header = _FACTS.pack(_SECRET_MAGIC, _VERSION, cls.scheme.code, facts.n_summands, facts.key_id)
         return header + _secret_codec(cls.scheme, context).export(key.save).tobytes()
-
-    @classmethod
-    def from_secret(cls, secret: bytes) -> Self:
-        """Build the processor from the secret bytes of one site. Raises: ProtocolError."""
-        return cls(secret)  # type: ignore[call-arg]  # both schemes begin so
 
     @property
     def n_summands(self) -> int:

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,12 +51,8 @@ _REFUSED = "these bytes are no elgamal key of this version"
 class ElGamalPublicKey:
     """The public key: P_k = x_k B for each message k, in affine form, 64 bytes each."""
 
+    scheme: ClassVar[Scheme] = Scheme.ELGAMAL
     points: tuple[bytes, ...]
-
-    @property
-    def scheme(self) -> Scheme:
-        """Return ElGamal."""
-        return Scheme.ELGAMAL
 
     @property
     def n_messages(self) -> int:

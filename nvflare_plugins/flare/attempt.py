@@ -156,6 +156,7 @@ class ServerAttempt:
 
     Attributes:
         has_trained: a round of training has begun.
+        reason: why the attempt failed, or None.
     """
 
     def __init__(
@@ -180,7 +181,7 @@ class ServerAttempt:
         self._lock, self._clock = threading.Lock(), clock
         self._report_s, self._waits = max(REPORT_S, job.deadline_s, job.waits_s or 0.0), job.waits_s is not None
         self._n_closings, self._awaited_late = 0, frozenset[str]()
-        self._reason: str | None = None
+        self.reason: str | None = None
         self._reports: dict[str, SiteReport] = {}
         self._metrics = job.metrics
         self._gone: frozenset[str] = frozenset()
@@ -211,11 +212,6 @@ class ServerAttempt:
         self._beats = Beats(self._frames.beat)
         if job.before is not None:
             self._frames.end_other(*job.before)
-
-    @property
-    def reason(self) -> str | None:
-        """Why the attempt failed, or None."""
-        return self._reason
 
     @property
     def lost(self) -> list[str]:
@@ -332,23 +328,23 @@ class ServerAttempt:
 
     def _end(self, sites: Iterable[str], reason: str) -> None:
         with self._lock:
-            if self._reason is not None:
+            if self.reason is not None:
                 return
-            self._reason, self._lost = printable(reason.strip(), MAX_ERROR_CHARS), frozenset(sites)
-        self._aggregator.abort(self._reason)
-        self._frames.abort_sites(self._reason)
+            self.reason, self._lost = printable(reason.strip(), MAX_ERROR_CHARS), frozenset(sites)
+        self._aggregator.abort(self.reason)
+        self._frames.abort_sites(self.reason)
 
     def remind(self) -> None:
         """Say again that the attempt has ended, to sites that have not reported: they may not have heard it."""
-        if self._reason is not None:
-            self._frames.remind(self._reason, self.missing)
+        if self.reason is not None:
+            self._frames.remind(self.reason, self.missing)
 
     def stop(self) -> None:
         """End the attempt because FLARE says so, which does not say why.
 
         When an operator aborts a job, all its sites are stopped and say so. A site that does not is gone, and is why.
         """
-        if self._reason is not None:
+        if self.reason is not None:
             return
         deadline = time.monotonic() + STOP_ANSWER_S
         while (gone := [site for site in self.missing if site not in self._frames.stopping]) and (
@@ -396,9 +392,9 @@ class ServerAttempt:
         with self._lock:
             reports = dict(self._reports)  # a site that comes too late changes nothing any more
         hmacs = {report.model_hmac for report in reports.values()}
-        if self._reason is None and (len(hmacs) != 1 or hmacs == {""}):
+        if self.reason is None and (len(hmacs) != 1 or hmacs == {""}):
             self.fail("the sites ended with different results, or did not say which: do not use any of them")
-        reason = self._reason
+        reason = self.reason
         self._note_metrics(COMPLETED if reason is None else FAILED)
         self._beats.stop()
         self._frames.close()
@@ -418,14 +414,14 @@ class ServerAttempt:
         """Say in the summary why the job does not go on after this attempt, which has failed; return the reason."""
         with self._lock:
             reports = dict(self._reports)
-        reason = f"{self._reason}; {why}"
+        reason = f"{self.reason}; {why}"
         self._write_summary(reason, reports)
         return reason
 
     def abandon(self, reason: str) -> None:
         """End the attempt because the server itself cannot go on."""
         self.fail(reason)
-        self._evidence.abandon(self._reason or reason)
+        self._evidence.abandon(self.reason or reason)
 
     def _keep_earlier(self, site: str, report: SiteReport) -> None:
         for number, content in report.earlier.items():

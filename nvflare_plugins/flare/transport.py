@@ -196,7 +196,7 @@ class SiteTransport:
         self._reply: bytes | None = None
         self._is_missing = False
         self._sent_at: float | None = None
-        self._abort_reason: str | None = None
+        self.abort_reason: str | None = None  # why this site's part was ended
         self._life_signs = LifeSigns([server], clock)
         self.is_stopping = False  # FLARE stops this site's part: its signs of life say so
         cell.register_request_cb(CHANNEL, TOPIC_BEAT, self._on_beat)
@@ -229,11 +229,6 @@ class SiteTransport:
         return None if sent_at is None else time.monotonic() - sent_at
 
     @property
-    def abort_reason(self) -> str | None:
-        """Why this site's part was ended, or None."""
-        return self._abort_reason
-
-    @property
     def server_silent_s(self) -> float:
         """How long nothing was heard of the server."""
         return self._life_signs.silent_s(self._server)
@@ -245,7 +240,7 @@ class SiteTransport:
     def abort(self, reason: str) -> None:
         """End the waiting exchange and all later ones with JobAborted(reason). The first reason stays."""
         with self._changed:
-            self._abort_reason = self._abort_reason or reason
+            self.abort_reason = self.abort_reason or reason
             self._changed.notify_all()
 
     def _wait_for_reply(self, frame: bytes, timeout_s: float) -> bytes:
@@ -267,15 +262,15 @@ class SiteTransport:
                 self._send(TOPIC_QUERY, Label(self._attempt, self._number, len(frame), 0).message())
 
     def _is_decided(self) -> bool:
-        return self._abort_reason is not None or self._reply is not None or self._is_missing
+        return self.abort_reason is not None or self._reply is not None or self._is_missing
 
     def _has_progress(self) -> bool:
         incoming = self._incoming
         return incoming is not None and time.monotonic() - incoming.progress_at < self._query_interval_s
 
     def _check_not_aborted(self) -> None:
-        if self._abort_reason is not None:
-            raise JobAborted(self._abort_reason)
+        if self.abort_reason is not None:
+            raise JobAborted(self.abort_reason)
 
     def _send_frame(self, frame: bytes) -> None:
         for message in pieces(self._attempt, self._number, frame):

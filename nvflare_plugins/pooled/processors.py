@@ -125,7 +125,7 @@ def _open_ckks(context: SumContext) -> profiles.SumProcessor:
 def _share_key(scheme: Any, context: SumContext) -> Any:
     """Rank 0 draws the key and seals it to every peer; the server gets public parameters only."""
     secret = scheme.generate(context.world) if context.rank == 0 else None
-    processor = scheme.from_secret(context.share_secret(secret))
+    processor = scheme(context.share_secret(secret))
     if processor.n_summands != context.world:
         raise ProtocolError("the homomorphic key of the sites was made for another number of sites")
     public = processor.public_parameters()

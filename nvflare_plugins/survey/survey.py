@@ -114,8 +114,7 @@ class _Lazy(dict[str, Any]):
 
     def __init__(self, names: Iterable[str], make: Callable[[str], Any], *, keeps_all: bool) -> None:
         super().__init__(dict.fromkeys(names))
-        made = functools.cache(make) if keeps_all else functools.lru_cache(maxsize=1)(make)
-        self._make = made
+        self._make = functools.lru_cache(maxsize=None if keeps_all else 1)(make)
 
     def __getitem__(self, name: str) -> Any:
         return self._make(name) if name in self else super().__getitem__(name)

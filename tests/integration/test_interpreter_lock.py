@@ -64,7 +64,7 @@ def modular_powers(variant: str) -> Callable[[], object]:
 
 
 def lattice(module: object, processor: type) -> Callable[[], object]:
-    site = processor.from_secret(processor.generate(3))
+    site = processor(processor.generate(3))
     values = RANDOM.integers(-1000, 1000, 1 << 20)
 
     def work() -> None:

@@ -84,7 +84,7 @@ module = {"bfv": bfv, "ckks": ckks}[sys.argv[1]]
 kind = {"bfv": bfv.BfvProcessor, "ckks": ckks.CkksProcessor}[sys.argv[1]]
 rng = np.random.default_rng(int(sys.argv[2]))
 secret = kind.generate(3)
-site = kind.from_secret(secret)
+site = kind(secret)
 public = site.public_parameters()
 good = {"payload": site.encrypt(np.arange(-50, 50)), "public": public, "secret": secret}
 
@@ -115,8 +115,8 @@ for _ in range(int(sys.argv[3])):
         lambda: module.add_ciphertexts(bad["public"], [good["payload"]] * 2),
         lambda: site.decrypt(bad["payload"], 100),
         lambda: site.decrypt(noise, 100),
-        lambda: kind.from_secret(bad["secret"]).encrypt(np.arange(3)),
-        lambda: kind.from_secret(noise),
+        lambda: kind(bad["secret"]).encrypt(np.arange(3)),
+        lambda: kind(noise),
     ]
     for attempt in attempts:
         try:

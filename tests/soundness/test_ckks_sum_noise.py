@@ -40,7 +40,7 @@ def units_of(site: CkksProcessor, payload: bytes, n_values: int) -> NDArray[np.f
 def best_split(n_values: int) -> tuple[set[int], float]:
     """Attack one sum of row counts; return the most probable counts of the two other sites, and the score."""
     secret = CkksProcessor.generate(3)
-    sites = [CkksProcessor.from_secret(secret) for _ in ROWS]
+    sites = [CkksProcessor(secret) for _ in ROWS]
     payloads = [site.encrypt(np.full(n_values, rows)) for site, rows in zip(sites, ROWS, strict=True)]
     total = add_ciphertexts(sites[0].public_parameters(), payloads)
     attacker = sites[0]

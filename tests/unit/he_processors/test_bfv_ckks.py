@@ -22,7 +22,7 @@ both = pytest.mark.parametrize(("module", "kind"), SCHEMES, ids=["bfv", "ckks"])
 
 def make_sites(kind, world: int) -> list:
     secret = kind.generate(world)
-    return [kind.from_secret(secret) for _ in range(world)]
+    return [kind(secret) for _ in range(world)]
 
 
 def federated_sum(module, sites, vectors) -> np.ndarray:
@@ -78,7 +78,7 @@ LIMITS = [*((bfv, BfvProcessor, world) for world in BFV_LIMITS), (ckks, CkksProc
 @pytest.mark.parametrize(("module", "kind", "world"), LIMITS)
 def test_largest_number_of_summands_with_equal_noise(module, kind, world):
     """Adding one ciphertext to itself adds its noise without cancellation: worse than independent sites can do."""
-    site = kind.from_secret(kind.generate(world))
+    site = kind(kind.generate(world))
     rng = np.random.default_rng(2)
     bound = site.capacity // world
     vector = rng.choice([-bound, bound, bound - 1, 0], SLOTS[kind])
@@ -103,7 +103,7 @@ def test_number_of_summands_is_limited(module, kind):
     for n_summands in (0, limit + 1):
         with pytest.raises(ValueError, match=r"adds (between|at most)"):
             kind.generate(n_summands)
-    site = kind.from_secret(kind.generate(2))
+    site = kind(kind.generate(2))
     payload = site.encrypt(np.array([1]))
     with pytest.raises(ProtocolError, match="3"):
         module.add_ciphertexts(site.public_parameters(), [payload] * 3)
@@ -121,7 +121,7 @@ def test_equal_plaintexts_give_unrelated_ciphertexts(module, kind):
 @both
 def test_public_parameters_hold_no_secret(module, kind):
     secret = kind.generate(2)
-    public = kind.from_secret(secret).public_parameters()
+    public = kind(secret).public_parameters()
     assert len(public) == 26
     assert public[10:] not in secret[26:], "the key id is drawn apart from the key"
 
@@ -164,7 +164,7 @@ def test_malformed_secrets_are_refused(module, kind):
     other = CkksProcessor if kind is BfvProcessor else BfvProcessor
     for bad in (b"", secret[:-1], secret + b"\0", b"\xff" * len(secret), other.generate(2)):
         with pytest.raises(ProtocolError):
-            kind.from_secret(bad)
+            kind(bad)
 
 
 @both

@@ -126,7 +126,7 @@ def test_payload_sizes_are_those_of_the_processors(n_values):
     assert payload_bytes("plain", n_values) == values.nbytes
     assert payload_bytes("masks", n_values) == values.nbytes + 16, "and a pair of tags"
     for profile, processor in (("bfv", BfvProcessor), ("ckks", CkksProcessor)):
-        key = processor.from_secret(processor.generate(2))
+        key = processor(processor.generate(2))
         assert payload_bytes(profile, n_values) == len(key.encrypt(values)) + 16
     with pytest.raises(ConfigurationError):
         payload_bytes("magic", n_values)
@@ -166,7 +166,7 @@ def test_histograms_are_wide_from_as_many_rows_as_in_a_job(profile, widest_narro
 
     processor = {"bfv": BfvProcessor, "ckks": CkksProcessor}[profile]
     sums_of = {"bfv": BfvSums, "ckks": CkksSums}[profile]
-    scheme = sums_of(processor.from_secret(processor.generate(3)), None)
+    scheme = sums_of(processor(processor.generate(3)), None)
     for rows_per_site, is_wide in ((widest_narrow, False), (widest_narrow + 1, True)):
         sums = ProtectedSums(SimpleNamespace(world=3), scheme, None)
         sums._secure_maximum = lambda exponents: exponents

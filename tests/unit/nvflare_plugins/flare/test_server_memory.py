@@ -139,7 +139,7 @@ def test_memory_for_a_sum_does_not_grow_with_the_sites(n_sites: int) -> None:
 def test_memory_for_encrypted_sums_does_not_grow_with_the_sites() -> None:
     """Whole ciphertext messages are added one after the other, and not kept."""
     n_sites, values = 12, np.zeros(1 << 19, dtype=np.int64)
-    secret = bfv.BfvProcessor.from_secret(bfv.BfvProcessor.generate(n_sites))
+    secret = bfv.BfvProcessor(bfv.BfvProcessor.generate(n_sites))
     public, payload = secret.public_parameters(), secret.encrypt(values)
     server = Server(n_sites, keeps=False)
     for rank in range(n_sites):

@@ -459,7 +459,7 @@ def test_nothing_but_histograms_is_added_in_words_of_32_bits(kind):
 def test_ciphertexts_are_added_with_the_residues_behind_them():
     from he_processors.bfv import BfvProcessor
 
-    site = BfvProcessor.from_secret(BfvProcessor.generate(3))
+    site = BfvProcessor(BfvProcessor.generate(3))
     parameters = {Codec.BFV: site.public_parameters()}
     bodies = [site.encrypt(np.array([rank, -7])) for rank in range(3)]
     frames = [frame_of(body + packed([MODULUS - 1, 9]), 2, 16, codec=Codec.BFV) for body in bodies]

@@ -34,7 +34,7 @@ def lattice(scheme: str):
         from he_processors.bfv import BfvProcessor as Processor
     else:
         from he_processors.ckks import CkksProcessor as Processor
-    return Processor.from_secret(Processor.generate(len(SITES)))
+    return Processor(Processor.generate(len(SITES)))
 
 
 def federate(work, plain: bool = False, finest: int | None = None, scheme: str | None = None, short: bool = False):
