@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ from nvflare_plugins.kinds.vertical import histogram_maker
 from tests.integration.test_vertical_jobs import nothing_written, overlapping, same
 from tests.support.federation import succeed
 from tests.support.local_cluster import local_cluster, make_tls_files, worker_of
+from tests.support.threads import wait_until
 from tests.support.vertical_jobs import central, federation, job, merged, run, table
 
 pytest.importorskip("distributed", reason="the extra `cluster` is not installed")
@@ -77,9 +77,7 @@ def test_a_worker_killed_while_the_job_runs_ends_it_and_it_resumes_without(tmp_p
         on(parties, "site-2", cluster.address, 2)
 
         def kill_after_a_checkpoint() -> None:
-            until = time.monotonic() + 60
-            while time.monotonic() < until and not list(parties.run_folder("site-2").rglob("*checkpoint*")):
-                time.sleep(0.01)
+            wait_until(lambda: list(parties.run_folder("site-2").rglob("*checkpoint*")))
             os.kill(cluster.pids[1], signal.SIGKILL)
 
         killer = threading.Thread(target=kill_after_a_checkpoint)
@@ -114,9 +112,7 @@ def test_a_job_that_waits_outlives_workers_lost_in_its_alignment_and_amid_its_tr
             assert isinstance(run(parties, waiting)["site-2"], WorkerLost)
 
         def kill_after_a_checkpoint() -> None:
-            until = time.monotonic() + 60
-            while time.monotonic() < until and not list(parties.run_folder("site-2").rglob("*checkpoint*")):
-                time.sleep(0.01)
+            wait_until(lambda: list(parties.run_folder("site-2").rglob("*checkpoint*")))
             kill()
 
         killer = threading.Thread(target=kill_after_a_checkpoint)

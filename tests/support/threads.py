@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
@@ -32,3 +33,14 @@ def in_threads(work: Callable[[T], object], each: Iterable[T], timeout_s: float 
         thread.start()
     for thread in threads:
         thread.join(timeout_s)
+
+
+def wait_until(
+    holds: Callable[[], object], timeout_s: float = 60.0, why: Callable[[], object] = lambda: "waited too long"
+) -> None:
+    """Wait for other threads or processes. Args: why: what to say where it never holds."""
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        if time.monotonic() > deadline:
+            raise AssertionError(why())
+        time.sleep(0.005)

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +14,7 @@ import psutil
 import pytest
 
 from nvflare_plugins.api.simulator import MARK, Progress, progress_line, run_watched
+from tests.support.threads import wait_until
 
 ROOT = Path(__file__).parents[4]
 # As FLARE's simulator: a process that starts another one in a session of its own, which no signal to a group reaches.
@@ -51,15 +51,11 @@ def test_nothing_runs_on_after_an_interrupt_or_the_death_of_the_caller(how: sign
     command = [sys.executable, "-c", CALLER, JOB, str(begun), str(tmp_path / "log")]
     caller = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
     try:
-        until = time.monotonic() + 60
-        while not begun.exists() and time.monotonic() < until:
-            time.sleep(0.05)
+        wait_until(begun.exists)
         assert len(running()) == 3  # the watcher, the job, and what that has started
         caller.send_signal(how)
         assert caller.communicate(timeout=60)[0] == ("interrupted\n" if how is signal.SIGINT else "")
-        while running() and time.monotonic() < until:
-            time.sleep(0.05)
-        assert running() == []
+        wait_until(lambda: not running(), why=running)
     finally:
         caller.kill()
 

@@ -6,7 +6,6 @@ import errno
 import json
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock
@@ -36,7 +35,7 @@ from nvflare_plugins.flare.transport import CHANNEL, STOPPING, TOPIC_BEAT, SiteT
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.envelope import Kind
 from tests.support.flare_network import FakeCell, Network
-from tests.support.threads import answers_in_threads
+from tests.support.threads import answers_in_threads, wait_until
 
 SITES = ("site-1", "site-2", "site-3")
 GOOD = SiteReport(COMPLETED, model_hmac="ab" * 32, summary={"n_rounds": 2}, evidence=b"log\n")
@@ -196,13 +195,6 @@ def test_missing_site_is_named_at_the_deadline(tmp_path: Path) -> None:
     results = federation.gather("site-1", "site-2")
     assert {str(error) for error in results.values()} == {"no message from site-3 within 0 s"}
     assert federation.attempt.reason == "no message from site-3 within 0 s"
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    last = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < last
-        time.sleep(0.005)
 
 
 def test_an_operators_abort_is_blamed_on_no_site(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:

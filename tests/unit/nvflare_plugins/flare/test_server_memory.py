@@ -31,7 +31,7 @@ from nvflare_plugins.wire.envelope import (
     unpack,
 )
 from tests.support.frames import ATTEMPT, SALT, frame
-from tests.support.threads import in_threads
+from tests.support.threads import in_threads, wait_until
 
 
 class Cell:
@@ -90,10 +90,7 @@ class Server:
         self.frames._on_frame(message)
 
     def wait_for(self, holds: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 30
-        while not holds():
-            assert time.monotonic() < deadline, self.aggregator.reason
-            time.sleep(0.005)
+        wait_until(holds, 30, lambda: self.aggregator.reason)
 
 
 def words_frame(

@@ -30,7 +30,7 @@ from nvflare_plugins.flare.transport import (
 )
 from nvflare_plugins.wire.envelope import MAX_FRAME_BYTES
 from tests.support.flare_network import FakeCell, Network
-from tests.support.threads import answers_in_threads
+from tests.support.threads import answers_in_threads, wait_until
 
 SERVER = "server.job"
 ATTEMPT = "00" * 16
@@ -186,13 +186,6 @@ def test_signs_of_strangers_do_not_count() -> None:
         forger.fire_and_forget(CHANNEL, TOPIC_BEAT, SERVER, Message({}, None))
     federation.network.settle()
     assert not any(federation.server.life_signs.has_begun(site) for site in federation.sites)
-
-
-def wait_until(holds: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def test_local_abort_wakes_the_waiting_exchange_and_refuses_later_ones() -> None:

@@ -37,6 +37,7 @@ from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.pooled.mediated.communicator import Federated, blocked
 from nvflare_plugins.site.setup import set_up
 from tests.support.flare_network import FakeCell, Network
+from tests.support.threads import wait_until
 
 SERVER, ATTEMPT = "server.job", "00" * 16
 DONE = JobResult("ab", "done")
@@ -111,10 +112,7 @@ def test_a_site_that_flare_stops_says_so_and_waits_for_the_servers_reason(site: 
     site.signal.trigger(True)
     site.look_for(STOP_REASON_S - 1)
     assert site.transport.abort_reason is None
-    deadline = time.monotonic() + 60
-    while STOPPING not in site.heard and time.monotonic() < deadline:
-        time.sleep(0.005)
-    assert STOPPING in site.heard
+    wait_until(lambda: STOPPING in site.heard)
     site.transport.abort("site-2 no longer answered")
     site.look_for(FLARE_STOP_GRACE_S)
     with pytest.raises(Stuck, match=r"^site-2 no longer answered"):

@@ -13,14 +13,12 @@ from he_processors.errors import ProtocolError
 from nvflare_plugins.base.errors import JobAborted, time_mends
 from nvflare_plugins.kinds.vertical.conversation import FlowControl, Responder
 from tests.support.conversations import PACE, PATIENCE_S, Site, answering, ask_once, asking, converse, end_of, shout
+from tests.support.threads import wait_until
 
 
 def steps_pass(site: Site, until: int) -> None:
     """Wait until the site has taken so many steps."""
-    last = time.monotonic() + PATIENCE_S
-    while site.channel.counter < until:
-        assert time.monotonic() < last, "the conversation stands still"
-        time.sleep(0.005)
+    wait_until(lambda: site.channel.counter >= until, PATIENCE_S, lambda: "the conversation stands still")
 
 
 def test_questions_to_several_sites_are_answered_in_order():
@@ -191,9 +189,7 @@ def test_answers_that_nobody_takes_make_the_answering_site_wait():
         with asking(site, pace=narrow) as talk:
             futures = [talk.ask(1, b"q") for _ in range(40)]
             talk.flush()
-            last = time.monotonic() + PATIENCE_S
-            while len(made) < 4 and time.monotonic() < last:
-                time.sleep(0.01)
+            wait_until(lambda: len(made) >= 4, PATIENCE_S)
             time.sleep(0.3)
             n_made = len(made)
             assert [len(future.result(PATIENCE_S)) for future in futures] == [1 << 14] * 40
