@@ -17,9 +17,11 @@ from nvflare_plugins.attempt.job_context import JobResult, Silent, SiteContext
 from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
 from nvflare_plugins.data.identity import load_ids
 from nvflare_plugins.evidence.reader import read_log
+from nvflare_plugins.flare.timeouts import LOCAL_WORK_S, exchange_deadline_s
 from nvflare_plugins.kinds.alignment.align import align_site
 from nvflare_plugins.kinds.alignment.job import FILE, Alignment, AlignmentJob, load_alignment, save_alignments
 from nvflare_plugins.pages.run_record import RunRecord
+from nvflare_plugins.recipes.recipe import AlignmentRecipe
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.memory.alignments import AlignmentRegistry
 from nvflare_plugins.wire.aggregation import Aggregator
@@ -211,3 +213,36 @@ def test_headers_must_be_whole(context, lost):
     np.savez(path, **{**arrays, "header": np.frombuffer(json.dumps(header).encode(), np.uint8)})
     with pytest.raises(ConfigurationError, match="cannot be read"):
         load_alignment(context, "job", "train")
+
+
+# -- what a job may say ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {},
+        {"data_sets": []},
+        {"data_sets": "train"},
+        {"data_sets": ["a", "a"]},
+        {"data_sets": [""]},
+        {"data_sets": [1]},
+        {"data_sets": ["a"], "deadline_s": -1},
+        {"data_sets": ["a"], "deadline_s": float("nan")},
+        {"data_sets": ["a"], "deadline_s": True},
+        {"data_sets": ["a"], "profile": "plain"},
+    ],
+)
+def test_other_jobs_are_refused(document):
+    with pytest.raises(ConfigurationError):
+        AlignmentJob.from_dict(document)
+
+
+def test_the_deadline_leaves_room_for_a_block_and_its_transfer():
+    assert exchange_deadline_s(AlignmentJob(["a"])) == LOCAL_WORK_S
+    assert exchange_deadline_s(AlignmentJob(["a"], 5.0)) == 5.0
+
+
+def test_two_sites_are_enough():
+    assert AlignmentRecipe("align", data_sets=["a"]).min_clients == 2
+    assert AlignmentRecipe("align", data_sets=["a"], sites=["x", "y", "z"]).min_clients == 3

@@ -10,7 +10,7 @@ from nvflare.recipe import SimEnv
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.pooled.job import HorizontalJob
-from nvflare_plugins.recipes.recipe import HorizontalXGBRecipe
+from nvflare_plugins.recipes.recipe import HorizontalXGBRecipe, VerticalXGBRecipe
 from nvflare_plugins.site.setup import set_up
 
 MULTI_OUTPUT = {"objective": "multi:softprob", "num_class": 3, "multi_strategy": "multi_output_tree"}
@@ -85,3 +85,33 @@ def test_a_simulator_that_is_not_set_up_is_one_clear_error(tmp_path: Path) -> No
     (folder / "local" / "resources.json").unlink()
     with pytest.raises(ConfigurationError, match="not completely set up"):
         recipe.execute(SimEnv(num_clients=3, workspace_root=str(tmp_path)))
+
+
+# -- vertical ----------------------------------------------------------------------------------------------------------
+
+
+FACTS = {"active": "a", "data_set": "d", "label": "y"}
+
+
+def test_guarded_jobs_ask_for_as_many_bins_as_policies_allow_unless_told():
+    assert VerticalXGBRecipe("one", **FACTS).job.params["max_bin"] == 32
+    assert VerticalXGBRecipe("two", **FACTS, params={"max_bin": 8}).job.params["max_bin"] == 8
+    assert "max_bin" not in VerticalXGBRecipe("three", **FACTS, preset="exact").job.params
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"sites": ["b", "c"]}, "active party"),
+        ({"profile": "masks"}, "profile"),
+        ({"preset": "open"}, "preset"),
+        ({"params": {"booster": "dart"}}, "dart"),
+        ({"params": {"objective": "rank:ndcg"}}, "rank"),
+        ({"key_bits": 1024}, "key_bits"),
+        ({"surprise": 1}, "surprise"),
+        ({"alignment": "frist"}, "did you mean 'first'"),
+    ],
+)
+def test_what_no_party_would_accept_is_refused_here(wrong, words):
+    with pytest.raises(ConfigurationError, match=words):
+        VerticalXGBRecipe("job", **{**FACTS, **wrong})
