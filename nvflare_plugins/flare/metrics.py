@@ -29,7 +29,7 @@ from nvflare.fuel.data_event.data_bus import DataBus
 from nvflare.metrics.metrics_keys import MetricKeys, MetricTypes
 
 from nvflare_plugins.attempt.job_context import Progress
-from nvflare_plugins.base.files import create_held
+from nvflare_plugins.base.files import written_atomically
 from nvflare_plugins.pages.run_record import RoundRow, Spending
 from nvflare_plugins.wire.channel import Transport
 from nvflare_plugins.wire.envelope import Transfer, unpack_head
@@ -118,18 +118,9 @@ class MetricsFile:
 
 def replace_file(path: Path, content: bytes) -> None:
     """Replace a file whole, readable for all: the folder may be another user's, so that no name is trusted twice."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}.partial")
-    partial.unlink(missing_ok=True)  # of a process that was killed
-    descriptor = create_held(partial, 0o644)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(descriptor, 0o644)  # whatever the umask, and of this very file: the collector is another user
-            file.write(content)
-            file.flush()
-            partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+    with written_atomically(path) as file:
+        os.fchmod(file.fileno(), 0o644)  # whatever the umask, and of this very file: the collector is another user
+        file.write(content)
 
 
 def _remove_old(folder: Path) -> None:

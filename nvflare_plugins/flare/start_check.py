@@ -7,8 +7,9 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
+
+import psutil
 
 from nvflare_plugins.flare import loading
 from nvflare_plugins.site.flare_boundary import GUARD_STARTED
@@ -24,8 +25,8 @@ def start_faults(workspace: Path, *, at_server: bool) -> list[str]:
     A process of its own tries it, with the Python, environment and limits of FLARE's process where that runs on this
     machine, and else with those of the caller.
     """
-    pid = _flares_process(workspace)
-    python, environment = (sys.executable, dict(os.environ)) if pid is None else _of_process(pid)
+    found = _flares_process(workspace)
+    python, environment, pid = (sys.executable, dict(os.environ), None) if found is None else found
     command = [python, "-P", "-m", loading.__name__, loading.AT_SERVER if at_server else loading.AT_SITE]
     try:
         done = subprocess.run(
@@ -46,21 +47,14 @@ def start_faults(workspace: Path, *, at_server: bool) -> list[str]:
     return said[-1:]
 
 
-def _flares_process(workspace: Path) -> int | None:
-    """Return the number of FLARE's process of a workspace, if it runs here and may be looked at."""
+def _flares_process(workspace: Path) -> tuple[str, dict[str, str], int] | None:
+    """Return Python, environment and number of FLARE's process of a workspace, if it runs here and may be looked at."""
     try:
-        pid = int(json.loads((workspace / GUARD_STARTED).read_bytes())["pid"])
-        is_flares = _FLARE in Path(f"/proc/{pid}/cmdline").read_text() and os.access(f"/proc/{pid}/environ", os.R_OK)
-    except (OSError, ValueError, TypeError, LookupError):
+        process = psutil.Process(int(json.loads((workspace / GUARD_STARTED).read_bytes())["pid"]))
+        arguments, environment = process.cmdline(), process.environ()
+    except (OSError, ValueError, TypeError, LookupError, psutil.Error):
         return None
-    return pid if is_flares else None
-
-
-def _of_process(pid: int) -> tuple[str, Mapping[str, str]]:
-    """Return the Python and the environment of a process."""
-    entries = Path(f"/proc/{pid}/environ").read_text(errors="surrogateescape").split("\0")
-    environment = dict(entry.split("=", 1) for entry in entries if "=" in entry)
-    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")[0], environment
+    return (arguments[0], environment, process.pid) if any(_FLARE in one for one in arguments) else None
 
 
 def _take_limits(pid: int) -> None:
