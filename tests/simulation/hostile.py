@@ -127,9 +127,11 @@ class Naming:
         """Let the server of this process lie."""
         wait = JobController._wait_for_return
 
-        def named(this: JobController, attempt: Any, presence: Any, *arguments: Any, **options: Any) -> str | list[str]:
-            ends = wait(this, attempt, presence, *arguments, **options)
-            there = sorted(set(attempt.sites) - set(presence.absent()))
+        def named(
+            this: JobController, attempt: Any, standing: Any, patience: Any, *rest: Any, **options: Any
+        ) -> str | list[str]:
+            ends = wait(this, attempt, standing, patience, *rest, **options)
+            there = sorted(set(attempt.sites) - set(patience.presence.absent()))
             if isinstance(ends, str) or len(there) < 2 or self.dice.random() < 0.4:
                 return ends
             return sorted(self.dice.sample(there, 2))
