@@ -25,6 +25,7 @@ _IN_MEMORY = "/dev/shm"  # noqa: S108 - the tests make folders of their own ther
 if "TMPDIR" not in os.environ and os.access(_IN_MEMORY, os.W_OK) and shutil.disk_usage(_IN_MEMORY).free > 4 << 30:
     os.environ["TMPDIR"] = tempfile.tempdir = _IN_MEMORY
 
+import nvflare.apis.fl_component  # noqa: E402, F401 - looks through all modules there are: later it would take longer
 import pytest  # noqa: E402 - after the settings of the process
 from hypothesis import HealthCheck, settings  # noqa: E402
 

@@ -61,7 +61,7 @@ def test_every_bin_holds_enough_of_both_classes(labels, least, distinct, seed) -
         assert edges.size
 
 
-@pytest.mark.parametrize("profile", ["masks", "bfv", "plain"])
+@pytest.mark.parametrize("profile", ["masks", "plain", pytest.param("bfv", marks=pytest.mark.slow)])
 def test_metrics_are_those_of_the_pooled_rows(profile: str, tmp_path: Path) -> None:
     held_out = table(3000, seed=3)
     federation = federation_of(tmp_path, held_out, allowed_profiles=[profile])

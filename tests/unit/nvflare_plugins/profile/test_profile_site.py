@@ -24,6 +24,7 @@ from nvflare_plugins.pooled import spans
 from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.pooled.plan import message_bytes
 from nvflare_plugins.wire.envelope import Codec, Kind
+from tests.support.examples import slow
 from tests.support.federation import Parties, succeed
 
 POLICY = {"consents": {"feature_profile": True}}
@@ -101,7 +102,7 @@ def check_against_the_pooled_table(found: dict[str, Any], pooled: pd.DataFrame, 
     assert values == sorted(values, reverse=True) and found["ranking"] == [one["name"] for one in found["features"]]
 
 
-@pytest.mark.parametrize("profile", ["masks", "plain", "bfv", pytest.param("ckks", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("profile", ["masks", "plain", *slow("bfv", "ckks")])
 def test_a_profile_is_that_of_the_pooled_table(profile: str, tmp_path: Path) -> None:
     consents = {"feature_profile": True, "plain_profile": True}
     parties = sites(tmp_path, allowed_profiles=[profile], consents=consents)
