@@ -86,7 +86,7 @@ def no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
     names = [name for name, _ in pairs]
     for name in names:
         if names.count(name) > 1:
-            raise ConfigurationError(f"{POLICY_FILE}: key {name!r} stands there twice.")
+            raise ConfigurationError(f"key {name!r} stands there twice.")
     return dict(pairs)
 
 
@@ -96,6 +96,8 @@ def _read_json(path: Path, name: str) -> object:
         return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=no_duplicates)
     except FileNotFoundError:
         raise
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{name}: {error}") from None
     except (OSError, ValueError, RecursionError) as error:  # also numbers of too many digits
         raise ConfigurationError(f"{name} cannot be read as JSON ({type(error).__name__}).") from None
 

@@ -395,7 +395,7 @@ def test_a_server_refuses_other_files_before_any_import(
 )
 def test_a_servers_policy_is_read_strictly(tmp_path: Path, text: str) -> None:
     server_policy(tmp_path, None).joinpath("local", "veilboost_server.json").write_text(text)
-    with pytest.raises(ConfigurationError):
+    with pytest.raises(ConfigurationError, match=r"server|plugins\.a b"):
         load_adder(tmp_path, "acme_paillier")
 
 

@@ -122,7 +122,11 @@ def test_missing_broken_and_ambiguous_files(tmp_path: Path) -> None:
         SitePolicy.load(tmp_path, "site-1")
     (tmp_path / "local").mkdir()
     file = tmp_path / "local" / "veilboost.json"
-    for text, said in (("{", "JSON"), ("[]", "object"), ('{"min_sites": 3, "min_sites": 1}', "twice")):
+    for text, said in (
+        ("{", "JSON"),
+        ("[]", "object"),
+        ('{"min_sites": 3, "min_sites": 1}', "site-1: local/veilboost.json: key 'min_sites' stands there twice"),
+    ):
         file.write_text(text)
         with pytest.raises(ConfigurationError, match=said):
             SitePolicy.load(tmp_path, "site-1")
