@@ -16,6 +16,7 @@ from dp_components.sensitivity import (
     GRID_BITS,
     HESSIAN_WEIGHT,
     Norm,
+    clip_class_rows,
     clip_gradients,
     clip_logistic_rows,
     clip_rows,
@@ -153,6 +154,12 @@ def test_clipped_rows_stay_within_their_norm(rows: list[tuple[float, ...]], norm
         assert sum(parts) <= bound if norm is Norm.L1 else sum(p * p for p in parts) <= bound**2
     double = clip_rows(rows, (20.0, 1.0, 0.3), norm=norm, weights=weights, relation=REPLACE).sensitivity.bound
     assert double == 2 * clipped.sensitivity.bound
+
+
+def test_a_row_that_lies_outside_by_less_than_doubles_tell_is_shortened() -> None:
+    bound = 256 * UNIT
+    ((g, other),) = clip_class_rows([[512.0, 2 / UNIT]], np.zeros((1, 0)), 256.0, 1.0).values.tolist()
+    assert bound - 2 <= g and g**2 + other**2 <= bound**2
 
 
 def test_counts() -> None:
