@@ -68,8 +68,13 @@ def git(*arguments: str) -> str:
 
 
 def _processor() -> str:
+    """Return the processor's name, with what decides how fast big numbers are on it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.partition(": ")[2] for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
+    except OSError:
+        lines = []
+    said = {name.strip(): value for name, _, value in (line.partition(": ") for line in lines)}
+    if "model name" not in said:
         return platform.processor() or platform.machine()
+    ifma = "with" if "avx512ifma" in said.get("flags", "").split() else "without"
+    return f"{said['model name']} (family {said.get('cpu family', 'unknown')}) {ifma} AVX512-IFMA"
